@@ -1,0 +1,21 @@
+//! The data path of vramstream, shared by the image streamer and the CRIU plugin.
+//!
+//! ```text
+//!  source                        this crate                                     sink
+//!  ┌────────────┐   ┌───────┐   ┌──────────────────────────────┐   ┌───────────────────────┐
+//!  │ CRIU pipes ├──►│ ring  ├──►│ stage                        ├──►│ uring: files          │
+//!  └────────────┘   │ chunks│   │ zero scan → CRC-32 → LZ4     │   │ streamer: pipes, TCP  │
+//!                   └───▲───┘   └──────────────────────────────┘   └───────────┬───────────┘
+//!                       └───────────────── chunk back on drop ─────────────────┘
+//! ```
+//!
+//! | module | what it is | what it must not know |
+//! |---|---|---|
+//! | [`ring`] | the bounded pool of page-aligned chunks: the memory budget, and the only place of it | what is in a chunk, where it goes |
+//! | [`stage`] | zero scan, checksum, compression and their inverses: pure functions on bytes | chunks, files, threads |
+//!
+//! Arrows point down only: the streamer uses all of these, `uring` uses `ring`, nothing here uses
+//! the streamer. `unsafe` is allowed in `ring` and `uring`, and denied everywhere else.
+
+pub mod ring;
+pub mod stage;

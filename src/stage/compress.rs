@@ -1,0 +1,145 @@
+//! LZ4 blocks, and the decision whether a chunk is worth it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What the user asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Compression {
+    /// Store every chunk as it is.
+    None,
+    /// Compress every chunk; store raw only what would not become smaller.
+    Lz4,
+    /// Compress what shrinks by at least 5 %, and stop trying for a while on a file that does not.
+    Auto,
+}
+
+/// A chunk that shrinks by less than this share is stored raw under [`Compression::Auto`]: reading
+/// it back costs a decompression that so little saved does not pay for.
+const WORTH_PERCENT: usize = 5;
+
+/// The most chunks of a file that are passed over after trying in vain. The number doubles at each
+/// failure up to this, so data that never compresses costs one try in 33 (1 MiB in 33 MiB).
+const MOST_PASSED_OVER: u32 = 32;
+
+/// The state of one file under [`Compression::Auto`]: how many chunks to pass over before the next
+/// try. Workers share it without a lock; a race costs a try more or less, never a byte.
+#[derive(Debug, Default)]
+pub struct AutoCompress {
+    passed_over: AtomicU32,
+    backoff: AtomicU32,
+}
+
+impl AutoCompress {
+    /// Compresses `raw` into `out` if `mode` wants it and it is worth it: the stored length, or
+    /// `None` where the chunk is to be stored raw. What does not fit `out` is not worth it.
+    pub fn compress(&self, mode: Compression, raw: &[u8], out: &mut [u8]) -> Option<usize> {
+        match mode {
+            Compression::None => None,
+            Compression::Lz4 => compress_lz4(raw, out).filter(|&len| len < raw.len()),
+            Compression::Auto => {
+                if self.pass_over() {
+                    return None;
+                }
+                let limit = raw.len() - raw.len() * WORTH_PERCENT / 100;
+                let stored = compress_lz4(raw, out).filter(|&len| len <= limit && len < raw.len());
+                self.learn(stored.is_some());
+                stored
+            }
+        }
+    }
+
+    fn pass_over(&self) -> bool {
+        self.passed_over
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1))
+            .is_ok()
+    }
+
+    fn learn(&self, worth: bool) {
+        if worth {
+            self.backoff.store(0, Ordering::Relaxed);
+        } else {
+            let next = (self.backoff.load(Ordering::Relaxed) * 2).clamp(1, MOST_PASSED_OVER);
+            self.backoff.store(next, Ordering::Relaxed);
+            self.passed_over.store(next, Ordering::Relaxed);
+        }
+    }
+}
+
+fn compress_lz4(raw: &[u8], out: &mut [u8]) -> Option<usize> {
+    lz4_flex::block::compress_into(raw, out).ok()
+}
+
+/// Decompresses one LZ4 block that must give exactly `out.len()` bytes. `false` where the block is
+/// malformed or gives another length.
+pub fn decompress_lz4(stored: &[u8], out: &mut [u8]) -> bool {
+    lz4_flex::block::decompress_into(stored, out).is_ok_and(|len| len == out.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn random(len: usize) -> Vec<u8> {
+        let mut x = 0x9e37_79b9_7f4a_7c15_u64;
+        (0..len)
+            .map(|_| {
+                x ^= x << 13;
+                x ^= x >> 7;
+                x ^= x << 17;
+                x.to_le_bytes()[0]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn auto_stops_trying_and_tries_again() {
+        let auto = AutoCompress::default();
+        let noise = random(64 << 10);
+        let text = b"all work and no play ".repeat(3000);
+        let mut out = vec![0; 80 << 10];
+        for _ in 0..200 {
+            assert_eq!(auto.compress(Compression::Auto, &noise, &mut out), None);
+        }
+        // The next tries are far apart now, but they come.
+        let tries = (0..=2 * MOST_PASSED_OVER)
+            .filter(|_| auto.compress(Compression::Auto, &text, &mut out).is_some())
+            .count();
+        assert!(tries > MOST_PASSED_OVER as usize, "{tries}");
+    }
+
+    #[test]
+    fn noise_is_stored_raw_and_text_is_not() {
+        let mut out = vec![0; 80 << 10];
+        let noise = random(64 << 10);
+        let text = b"all work and no play ".repeat(3000);
+        for mode in [Compression::Lz4, Compression::Auto] {
+            assert_eq!(AutoCompress::default().compress(mode, &noise, &mut out), None);
+            let len = AutoCompress::default().compress(mode, &text, &mut out).unwrap();
+            let mut back = vec![0; text.len()];
+            assert!(decompress_lz4(&out[..len], &mut back));
+            assert_eq!(back, text);
+            assert!(!decompress_lz4(&out[..len], &mut vec![0; text.len() + 1]));
+            assert!(!decompress_lz4(&out[..len], &mut vec![0; text.len() - 1]));
+        }
+        assert_eq!(AutoCompress::default().compress(Compression::None, &text, &mut out), None);
+    }
+
+    proptest! {
+        #[test]
+        fn round_trip(raw in prop::collection::vec(0u8..4, 0..5000)) {
+            let mut out = vec![0; raw.len()];
+            if let Some(len) = AutoCompress::default().compress(Compression::Lz4, &raw, &mut out) {
+                let mut back = vec![0; raw.len()];
+                prop_assert!(decompress_lz4(&out[..len], &mut back));
+                prop_assert_eq!(back, raw);
+            }
+        }
+
+        #[test]
+        fn hostile_blocks_are_refused_not_believed(stored: Vec<u8>, len in 0usize..5000) {
+            let mut out = vec![0; len];
+            let _ = decompress_lz4(&stored, &mut out);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Reads an image, whole and once: from all its shards at the same time, in either format,
+//! checking everything, and handing the files to a sink piece by piece.
+//!
+//! [`absorb`] returns the [`Absorbed`] image only if it exists in the sense of
+//! [the format](crate::format); whatever the sink has kept by then is the image. On an error the
+//! sink has to forget what it has.
+//!
+//! This module knows nothing of CRIU, of where the shards come from, or of what the sink does.
+
+use std::{
+    io::{self, Read},
+    sync::Arc,
+    time::Instant,
+};
+
+use crate::{
+    error::{Error, Result},
+    format::{ChunkHeader, FileName, Manifest},
+    transport::ShardReader,
+};
+
+pub mod native;
+
+/// Takes the files of an image.
+pub trait ImageSink: Send + Sync + 'static {
+    /// What each reading thread owns.
+    type Lane: Lane;
+
+    /// A lane for a thread that starts reading.
+    fn lane(self: &Arc<Self>) -> Result<Self::Lane>;
+
+    /// A file appears, once for each number. The same name may appear again under another number:
+    /// the manifest then says which of them counts.
+    fn file_begin(&self, file: u32, name: &FileName) -> Result<()>;
+}
+
+/// Takes chunks on one thread.
+pub trait Lane: Send {
+    /// Memory for the payload of the next chunk: exactly `len` bytes.
+    fn payload(&mut self, len: usize) -> Result<&mut [u8]>;
+
+    /// Takes a chunk whose checksum was verified. Its payload is in the memory that
+    /// [`payload`](Self::payload) gave last; `decompressed` has the raw bytes where the payload is
+    /// compressed. A zero chunk comes without either.
+    fn chunk(&mut self, header: &ChunkHeader, decompressed: Option<&[u8]>) -> Result<()>;
+
+    /// The shard has ended: hands everything over that is still in the lane.
+    fn finish(self) -> Result<()>;
+}
+
+/// Which format an image had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ImageFormat {
+    /// This project's own.
+    Native,
+    /// That of criu-image-streamer 1.0.
+    CriuImageStreamer,
+}
+
+/// An image that was read whole.
+#[derive(Debug)]
+pub struct Absorbed {
+    /// Its format.
+    pub format: ImageFormat,
+    /// What is in it.
+    pub manifest: Manifest,
+    /// What came from each shard.
+    pub shards: Vec<ShardStat>,
+}
+
+/// What came from, or went to, one shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ShardStat {
+    /// Bytes of the shard.
+    pub bytes: u64,
+    /// From its first byte to its last.
+    pub duration_ms: u64,
+}
+
+/// Reads an image from its shards into a sink. `progress` is told how many bytes of which shard
+/// (by its place in `shards`) have come, from any thread.
+pub fn absorb<S: ImageSink>(
+    shards: Vec<Box<dyn ShardReader>>,
+    sink: &Arc<S>,
+    progress: &Progress,
+) -> Result<Absorbed> {
+    let shards: Vec<_> = shards
+        .into_iter()
+        .enumerate()
+        .map(|(number, reader)| Shard::new(reader, number, progress))
+        .collect();
+    native::absorb(shards, sink)
+}
+
+/// Told how many bytes of which shard, by its place, have just come.
+pub type Progress = Arc<dyn Fn(usize, u64) + Send + Sync>;
+
+/// A shard being read: counts its bytes, and can be looked at before it is read.
+pub(crate) struct Shard {
+    reader: Box<dyn ShardReader>,
+    number: usize,
+    peeked: [u8; 8],
+    peeked_len: usize,
+    peeked_taken: usize,
+    bytes: u64,
+    started: Option<Instant>,
+    progress: Progress,
+}
+
+impl Shard {
+    fn new(reader: Box<dyn ShardReader>, number: usize, progress: &Progress) -> Self {
+        Shard {
+            reader,
+            number,
+            peeked: [0; 8],
+            peeked_len: 0,
+            peeked_taken: 0,
+            bytes: 0,
+            started: None,
+            progress: Arc::clone(progress),
+        }
+    }
+
+    pub(crate) fn describe(&self) -> &str {
+        self.reader.describe()
+    }
+
+    /// The first bytes, at most 8, without taking them. Waits for them.
+    fn peek(&mut self) -> Result<&[u8]> {
+        while self.peeked_len < self.peeked.len() {
+            match self.reader.read(&mut self.peeked[self.peeked_len..]) {
+                Ok(0) => break,
+                Ok(n) => self.peeked_len += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::io(|| format!("read {}", self.describe()))(error)),
+            }
+            self.started.get_or_insert_with(Instant::now);
+        }
+        Ok(&self.peeked[..self.peeked_len])
+    }
+
+    /// Fills `buf`; how many bytes are missing if the shard ends first.
+    pub(crate) fn fill(&mut self, buf: &mut [u8]) -> Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            match self.read(&mut buf[done..]) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Error::io(|| format!("read {}", self.describe()))(error)),
+            }
+        }
+        Ok(buf.len() - done)
+    }
+
+    /// What came from this shard.
+    pub(crate) fn stat(&self) -> ShardStat {
+        let duration = self.started.map(|at| at.elapsed()).unwrap_or_default();
+        ShardStat {
+            bytes: self.bytes,
+            duration_ms: u64::try_from(duration.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+impl Read for Shard {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let peeked = &self.peeked[self.peeked_taken..self.peeked_len];
+        let n = if peeked.is_empty() {
+            self.reader.read(buf)?
+        } else {
+            let n = peeked.len().min(buf.len());
+            buf[..n].copy_from_slice(&peeked[..n]);
+            self.peeked_taken += n;
+            n
+        };
+        self.started.get_or_insert_with(Instant::now);
+        self.bytes += n as u64;
+        (self.progress)(self.number, n as u64);
+        Ok(n)
+    }
+}
+
+/// What a thread that reads shards tells the one that waits for the image.
+pub(crate) enum Report {
+    /// A shard was read to its end.
+    Done(usize, ShardStat),
+    /// Reading failed: the image is lost, the other threads do not matter any more.
+    Failed(Error),
+}

@@ -1,0 +1,4 @@
+//! The `vramstream` program.
+#![forbid(unsafe_code)]
+
+fn main() {}

@@ -1,0 +1,2 @@
+//! What the whole-program tests are made of.
+#![forbid(unsafe_code)]
