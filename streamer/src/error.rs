@@ -100,6 +100,9 @@ pub enum Error {
     /// A signal asked us to stop.
     #[error("stopped by {0}; nothing was published")]
     Interrupted(&'static str),
+    /// Something changed that nothing changes.
+    #[error("{0}: the memory of this machine is faulty")]
+    Faulty(&'static str),
     /// A thread of ours panicked: a bug.
     #[error("internal error: the {0} thread panicked; please report this")]
     Panicked(String),

@@ -17,10 +17,25 @@
 #![forbid(unsafe_code)]
 
 pub mod absorb;
+pub mod capture;
+pub mod cli;
+pub mod commit_gate;
+pub mod criu;
+pub mod criu_image_streamer;
 pub mod error;
+pub mod extract;
+mod fault;
 pub mod format;
+pub mod limits;
 pub mod payload;
+pub mod progress;
 pub mod proto;
+pub mod serve;
+pub mod signals;
+pub mod store;
 pub mod transport;
 
 pub use error::{Error, Result};
+
+/// What this program calls itself in the images it writes.
+pub const WRITER: &str = concat!("vramstream ", env!("CARGO_PKG_VERSION"));

@@ -10,7 +10,7 @@
 use std::{
     io::{self, Read},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{
@@ -78,19 +78,24 @@ pub struct ShardStat {
 }
 
 /// Reads an image from its shards into a sink. `progress` is told how many bytes of which shard
-/// (by its place in `shards`) have come, from any thread.
+/// (by its place in `shards`) have come, from any thread; `check` is asked several times a second
+/// whether to go on.
 pub fn absorb<S: ImageSink>(
     shards: Vec<Box<dyn ShardReader>>,
     sink: &Arc<S>,
     progress: &Progress,
+    check: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Absorbed> {
     let shards: Vec<_> = shards
         .into_iter()
         .enumerate()
         .map(|(number, reader)| Shard::new(reader, number, progress))
         .collect();
-    native::absorb(shards, sink)
+    native::absorb(shards, sink, check)
 }
+
+/// How often [`absorb`] asks whether to go on.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Told how many bytes of which shard, by its place, have just come.
 pub type Progress = Arc<dyn Fn(usize, u64) + Send + Sync>;

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crossbeam_channel::Sender;
-use vramstream::stage::{self, Crc32};
+use crossbeam_channel::{RecvTimeoutError, Sender};
+use vramstream::stage::{self, Crc32, ZeroChecksums};
 
-use super::{Absorbed, ImageFormat, ImageSink, Lane, Report, Shard, ShardStat};
+use super::{Absorbed, CHECK_INTERVAL, ImageFormat, ImageSink, Lane, Report, Shard, ShardStat};
 use crate::{
     error::{Error, Result},
     format::{Assembly, ChunkHeader, Codec, Event, FormatError, ShardDecoder},
@@ -13,7 +13,11 @@ use crate::{
 
 /// Reads all shards to their end. At the first error it returns at once: a thread that waits for a
 /// shard that will never come is left behind, since whoever asked is about to give up.
-pub(super) fn absorb<S: ImageSink>(shards: Vec<Shard>, sink: &Arc<S>) -> Result<Absorbed> {
+pub(super) fn absorb<S: ImageSink>(
+    shards: Vec<Shard>,
+    sink: &Arc<S>,
+    check: &mut dyn FnMut() -> Result<()>,
+) -> Result<Absorbed> {
     let assembly = Arc::new(Mutex::new(Assembly::default()));
     let count = shards.len();
     let (reports, inbox) = crossbeam_channel::bounded(count + 1);
@@ -33,11 +37,16 @@ pub(super) fn absorb<S: ImageSink>(shards: Vec<Shard>, sink: &Arc<S>) -> Result<
     }
     drop(reports);
     let mut stats = vec![ShardStat::default(); count];
-    for _ in 0..count {
-        match inbox.recv() {
-            Ok(Report::Done(number, stat)) => stats[number] = stat,
+    let mut done = 0;
+    while done < count {
+        match inbox.recv_timeout(CHECK_INTERVAL) {
+            Ok(Report::Done(number, stat)) => {
+                stats[number] = stat;
+                done += 1;
+            }
             Ok(Report::Failed(error)) => return Err(error),
-            Err(_) => return Err(Error::Panicked("shard".into())),
+            Err(RecvTimeoutError::Timeout) => check()?,
+            Err(RecvTimeoutError::Disconnected) => return Err(Error::Panicked("shard".into())),
         }
     }
     let assembly = std::mem::take(&mut *lock(&assembly));
@@ -154,22 +163,5 @@ impl<S: ImageSink> Worker<S> {
             return Err(damaged(shard, &self.assembly));
         }
         lane.chunk(chunk, raw)
-    }
-}
-
-/// The CRC-32 of runs of zeros; almost all runs of an image have the same length.
-#[derive(Debug, Default)]
-pub(crate) struct ZeroChecksums(Option<(u32, u32)>);
-
-impl ZeroChecksums {
-    pub(crate) fn of(&mut self, len: u32) -> u32 {
-        match self.0 {
-            Some((known, crc)) if known == len => crc,
-            _ => {
-                let crc = stage::crc32_of_zeros(len.into()).value;
-                self.0 = Some((len, crc));
-                crc
-            }
-        }
     }
 }
