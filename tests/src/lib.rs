@@ -1,6 +1,7 @@
 //! What the whole-program tests are made of.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod deadline;
 pub mod fake_criu;
 pub mod images;
