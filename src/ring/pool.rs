@@ -179,7 +179,7 @@ impl Chunk {
     }
 
     /// The ring this chunk is of.
-    pub(crate) fn ring(&self) -> Ring {
+    pub fn ring(&self) -> Ring {
         Ring { shared: Arc::clone(&self.shared) }
     }
 

@@ -11,7 +11,7 @@ use io_uring::{IoUring, Probe, opcode, types::Fd};
 use nix::errno::Errno;
 
 use super::registered::Registered;
-use crate::ring::Chunk;
+use crate::ring::{Chunk, Ring};
 
 /// Why io_uring cannot be used here.
 #[derive(Debug, thiserror::Error)]
@@ -84,6 +84,10 @@ impl Queue {
 
     pub(super) fn is_full(&self) -> bool {
         self.free.is_empty()
+    }
+
+    pub(super) fn in_flight_of(&self, ring: &Ring) -> usize {
+        self.flights.iter().flatten().filter(|write| write.chunk.is_of(ring)).count()
     }
 
     #[cfg(test)]

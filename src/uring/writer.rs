@@ -8,7 +8,7 @@ use nix::{
 };
 
 use super::queue::{Queue, Unusable, Write};
-use crate::ring::Chunk;
+use crate::ring::{Chunk, Ring};
 
 /// How a file is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -81,6 +81,15 @@ impl FileWriter {
     /// system has not refused any.
     pub fn is_direct(&self) -> bool {
         self.direct
+    }
+
+    /// How many chunks of that ring are in flight, or done and not yet dropped: a chunk comes back
+    /// only while a method of this writer runs.
+    pub fn in_flight_of(&self, ring: &Ring) -> usize {
+        match &self.mode {
+            Mode::Uring(queue) => queue.in_flight_of(ring),
+            Mode::Plain(_) => 0,
+        }
     }
 
     /// Writes `range` of `chunk` at `offset`, now or soon. The chunk is dropped when it is written.
@@ -205,7 +214,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ring::{Ring, page_bytes};
+    use crate::ring::page_bytes;
 
     const ENGINES: [Engine; 2] = [Engine::Auto, Engine::Plain];
 

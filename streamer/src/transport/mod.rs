@@ -8,7 +8,7 @@
 //! | transport | safe after `finish` | visible after `commit` |
 //! |---|---|---|
 //! | [`pipe`] | the kernel has the bytes and the reader is alive | nothing more to do |
-//! | `file` | fsync of each shard under a temporary name | renamed, shard 0 last, and the directory fsynced |
+//! | [`file`](mod@file) | fsync of each shard under a temporary name | renamed, shard 0 last, and the directory fsynced |
 //! | `tcp` | the receiver was told that all was sent | the receiver has said that it verified and committed |
 //!
 //! All of them keep to one contract, which `tests/tests/transport_conformance.rs` checks:
@@ -24,6 +24,7 @@ use crate::{
     payload::Payload,
 };
 
+pub mod file;
 pub mod pipe;
 
 /// Takes the bytes of one shard, in order.
