@@ -52,6 +52,9 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// Shards without a byte.
+    #[error("no image: the stream is empty; did the capture fail?")]
+    Empty,
     /// CRIU's dump did not complete, so there is no image.
     #[error("the dump is not complete: {0}; nothing was published")]
     DumpIncomplete(String),

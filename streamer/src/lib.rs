@@ -10,6 +10,7 @@
 //! | module | what it is |
 //! |---|---|
 //! | [`format`](mod@format) | the native image format: bytes only, no I/O; its page is the specification |
+//! | [`criu_image_streamer`] | the image format of criu-image-streamer: bytes only, no I/O |
 //! | [`transport`] | where shards go and come from: pipes, files, TCP |
 //! | [`absorb`] | reads all shards of an image, checks everything, hands the files to a sink |
 //! | [`payload`] | the bytes of a chunk on their way to a shard |

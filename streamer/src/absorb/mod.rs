@@ -13,13 +13,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crossbeam_channel::{RecvTimeoutError, Sender};
+
 use crate::{
     error::{Error, Result},
-    format::{ChunkHeader, FileName, Manifest},
+    format::{ChunkHeader, FileName, ImageError, Manifest},
     transport::ShardReader,
 };
 
-pub mod native;
+mod criu_image_streamer;
+mod detect;
+pub(crate) mod native;
+
+use detect::Detection;
 
 /// Takes the files of an image.
 pub trait ImageSink: Send + Sync + 'static {
@@ -36,7 +42,8 @@ pub trait ImageSink: Send + Sync + 'static {
 
 /// Takes chunks on one thread.
 pub trait Lane: Send {
-    /// Memory for the payload of the next chunk: exactly `len` bytes.
+    /// Memory for the payload of the next chunk: exactly `len` bytes. The chunk may turn out to be
+    /// zero and then does not use it.
     fn payload(&mut self, len: usize) -> Result<&mut [u8]>;
 
     /// Takes a chunk whose checksum was verified. Its payload is in the memory that
@@ -77,21 +84,95 @@ pub struct ShardStat {
     pub duration_ms: u64,
 }
 
-/// Reads an image from its shards into a sink. `progress` is told how many bytes of which shard
-/// (by its place in `shards`) have come, from any thread; `check` is asked several times a second
-/// whether to go on.
+/// Reads an image from its shards into a sink, to the end of every shard. `progress` is told how
+/// many bytes of which shard (by its place in `shards`) have come, from any thread; `check` is asked
+/// several times a second whether to go on.
+///
+/// At the first error it returns at once: a thread that waits for a shard that will never come is
+/// left behind, since whoever asked is about to give up.
 pub fn absorb<S: ImageSink>(
     shards: Vec<Box<dyn ShardReader>>,
     sink: &Arc<S>,
     progress: &Progress,
     check: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Absorbed> {
-    let shards: Vec<_> = shards
-        .into_iter()
-        .enumerate()
-        .map(|(number, reader)| Shard::new(reader, number, progress))
-        .collect();
-    native::absorb(shards, sink, check)
+    let count = shards.len();
+    if count == 0 {
+        return Err(ImageError::NoShard.into());
+    }
+    let readers = Arc::new(Readers {
+        detection: Detection::new(count),
+        native: native::Reader::new(Arc::clone(sink)),
+        markers: criu_image_streamer::Reader::new(Arc::clone(sink), count),
+    });
+    let (reports, inbox) = crossbeam_channel::bounded(count);
+    for (number, reader) in shards.into_iter().enumerate() {
+        let shard = Shard::new(reader, number, progress);
+        let worker = Worker { readers: Arc::clone(&readers), reports: Some(reports.clone()) };
+        std::thread::Builder::new()
+            .name(format!("shard-{number}"))
+            .spawn(move || worker.run(shard))
+            .map_err(Error::io(|| "start a thread for a shard"))?;
+    }
+    let mut stats = vec![ShardStat::default(); count];
+    let mut done = 0;
+    while done < count {
+        match inbox.recv_timeout(CHECK_INTERVAL) {
+            Ok(Ok((number, stat))) => {
+                stats[number] = stat;
+                done += 1;
+            }
+            Ok(Err(error)) => return Err(error),
+            Err(RecvTimeoutError::Timeout) => check()?,
+            Err(RecvTimeoutError::Disconnected) => return Err(Error::Panicked("shard".into())),
+        }
+    }
+    let format = readers.detection.decided().ok_or(Error::Empty)?;
+    let manifest = match format {
+        ImageFormat::Native => readers.native.finish()?,
+        ImageFormat::CriuImageStreamer => readers.markers.finish()?,
+    };
+    Ok(Absorbed { format, manifest, shards: stats })
+}
+
+/// What the threads that read the shards of an image share.
+struct Readers<S> {
+    detection: Detection,
+    native: native::Reader<S>,
+    markers: criu_image_streamer::Reader<S>,
+}
+
+/// A thread that reads a shard, and reports once, whatever becomes of it.
+struct Worker<S: ImageSink> {
+    readers: Arc<Readers<S>>,
+    reports: Option<Sender<Result<(usize, ShardStat)>>>,
+}
+
+impl<S: ImageSink> Worker<S> {
+    fn run(mut self, mut shard: Shard) {
+        let read = self.readers.detection.format(&mut shard).and_then(|format| match format {
+            ImageFormat::Native => self.readers.native.read(&mut shard),
+            ImageFormat::CriuImageStreamer => self.readers.markers.read(&mut shard),
+        });
+        self.report(read.map(|()| (shard.number, shard.stat())));
+    }
+
+    fn report(&mut self, report: Result<(usize, ShardStat)>) {
+        let Some(reports) = self.reports.take() else { return };
+        let failed = report.is_err();
+        // Nobody listens any more if another shard has failed first.
+        let _ = reports.send(report);
+        if failed {
+            self.readers.markers.stop();
+        }
+    }
+}
+
+impl<S: ImageSink> Drop for Worker<S> {
+    /// Does something only if the thread panicked.
+    fn drop(&mut self) {
+        self.report(Err(Error::Panicked("shard".into())));
+    }
 }
 
 /// How often [`absorb`] asks whether to go on.
@@ -184,12 +265,4 @@ impl Read for Shard {
         (self.progress)(self.number, n as u64);
         Ok(n)
     }
-}
-
-/// What a thread that reads shards tells the one that waits for the image.
-pub(crate) enum Report {
-    /// A shard was read to its end.
-    Done(usize, ShardStat),
-    /// Reading failed: the image is lost, the other threads do not matter any more.
-    Failed(Error),
 }

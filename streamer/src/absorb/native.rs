@@ -1,85 +1,61 @@
 //! Reads the native format: a thread for each shard, one [`Assembly`] for all.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crossbeam_channel::{RecvTimeoutError, Sender};
 use vramstream::stage::{self, Crc32, ZeroChecksums};
 
-use super::{Absorbed, CHECK_INTERVAL, ImageFormat, ImageSink, Lane, Report, Shard, ShardStat};
+use super::{ImageSink, Lane, Shard};
 use crate::{
     error::{Error, Result},
-    format::{Assembly, ChunkHeader, Codec, Event, FormatError, ShardDecoder},
+    format::{Assembly, ChunkHeader, Codec, Event, FormatError, Manifest, ShardDecoder},
 };
 
-/// Reads all shards to their end. At the first error it returns at once: a thread that waits for a
-/// shard that will never come is left behind, since whoever asked is about to give up.
-pub(super) fn absorb<S: ImageSink>(
-    shards: Vec<Shard>,
-    sink: &Arc<S>,
-    check: &mut dyn FnMut() -> Result<()>,
-) -> Result<Absorbed> {
-    let assembly = Arc::new(Mutex::new(Assembly::default()));
-    let count = shards.len();
-    let (reports, inbox) = crossbeam_channel::bounded(count + 1);
-    for shard in shards {
+/// Reads the shards of one image.
+pub(super) struct Reader<S> {
+    sink: Arc<S>,
+    assembly: Mutex<Assembly>,
+}
+
+impl<S: ImageSink> Reader<S> {
+    /// For an image whose shards all have to be [read](Self::read).
+    pub(super) fn new(sink: Arc<S>) -> Self {
+        Reader { sink, assembly: Mutex::default() }
+    }
+
+    /// Reads a shard to its end.
+    pub(super) fn read(&self, shard: &mut Shard) -> Result<()> {
         let worker = Worker {
-            reports: reports.clone(),
-            assembly: Arc::clone(&assembly),
-            sink: Arc::clone(sink),
+            image: self,
             number: None,
             scratch: Vec::new(),
             zeros: ZeroChecksums::default(),
         };
-        std::thread::Builder::new()
-            .name(format!("shard-{}", shard.number))
-            .spawn(move || worker.run(shard))
-            .map_err(Error::io(|| "start a thread for a shard"))?;
+        worker.read(shard)
     }
-    drop(reports);
-    let mut stats = vec![ShardStat::default(); count];
-    let mut done = 0;
-    while done < count {
-        match inbox.recv_timeout(CHECK_INTERVAL) {
-            Ok(Report::Done(number, stat)) => {
-                stats[number] = stat;
-                done += 1;
-            }
-            Ok(Report::Failed(error)) => return Err(error),
-            Err(RecvTimeoutError::Timeout) => check()?,
-            Err(RecvTimeoutError::Disconnected) => return Err(Error::Panicked("shard".into())),
-        }
+
+    /// All shards were read: is it an image?
+    pub(super) fn finish(&self) -> Result<Manifest> {
+        let assembly = std::mem::take(&mut *self.assembly());
+        Ok(assembly.finish()?)
     }
-    let assembly = std::mem::take(&mut *lock(&assembly));
-    Ok(Absorbed { format: ImageFormat::Native, manifest: assembly.finish()?, shards: stats })
+
+    fn assembly(&self) -> MutexGuard<'_, Assembly> {
+        // A thread that panicked has reported it, so the image fails whatever is in here.
+        self.assembly.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-fn lock(assembly: &Mutex<Assembly>) -> std::sync::MutexGuard<'_, Assembly> {
-    // A thread that panicked has reported nothing, so the image fails whatever is in here.
-    assembly.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-struct Worker<S> {
-    reports: Sender<Report>,
-    assembly: Arc<Mutex<Assembly>>,
-    sink: Arc<S>,
+struct Worker<'a, S> {
+    image: &'a Reader<S>,
     number: Option<u32>,
     /// Raw bytes of a compressed chunk.
     scratch: Vec<u8>,
     zeros: ZeroChecksums,
 }
 
-impl<S: ImageSink> Worker<S> {
-    fn run(mut self, mut shard: Shard) {
-        let report = match self.read(&mut shard) {
-            Ok(()) => Report::Done(shard.number, shard.stat()),
-            Err(error) => Report::Failed(error),
-        };
-        // Nobody listens any more if another shard has failed first.
-        let _ = self.reports.send(report);
-    }
-
-    fn read(&mut self, shard: &mut Shard) -> Result<()> {
-        let mut lane = self.sink.lane()?;
+impl<S: ImageSink> Worker<'_, S> {
+    fn read(mut self, shard: &mut Shard) -> Result<()> {
+        let mut lane = self.image.sink.lane()?;
         let mut decoder = ShardDecoder::new();
         let mut totals = None;
         let mut buf = Vec::new();
@@ -93,27 +69,27 @@ impl<S: ImageSink> Worker<S> {
                 Event::More => {}
                 Event::Prologue(prologue) => {
                     self.number = Some(prologue.shard);
-                    lock(&self.assembly).shard(&prologue)?;
+                    self.image.assembly().shard(&prologue)?;
                 }
                 Event::FileBegin(file, name) => {
                     // Under the lock, so that no other shard's chunk of it overtakes the sink.
-                    let mut assembly = lock(&self.assembly);
+                    let mut assembly = self.image.assembly();
                     if assembly.file_begin(file, &name)? {
-                        self.sink.file_begin(file, &name)?;
+                        self.image.sink.file_begin(file, &name)?;
                     }
                 }
                 Event::Chunk(chunk) => {
                     self.chunk(shard, &chunk, &mut lane, decoder.position())?;
-                    lock(&self.assembly).chunk(&chunk)?;
+                    self.image.assembly().chunk(&chunk)?;
                 }
-                Event::FileEnd(end) => lock(&self.assembly).file_end(&end)?,
+                Event::FileEnd(end) => self.image.assembly().file_end(&end)?,
                 Event::ImageEnd(end) => totals = Some(end),
                 Event::End => break,
             }
         }
         lane.finish()?;
         if let (Some(number), Some(end)) = (self.number, totals) {
-            lock(&self.assembly).shard_end(number, &end)?;
+            self.image.assembly().shard_end(number, &end)?;
         }
         // A byte too many is no accident either: two shards on one pipe, or a wrong file.
         if shard.fill(&mut [0])? == 0 {
@@ -131,14 +107,14 @@ impl<S: ImageSink> Worker<S> {
         lane: &mut S::Lane,
         end: u64,
     ) -> Result<()> {
-        let damaged = |shard: &Shard, assembly: &Mutex<Assembly>| Error::Payload {
+        let damaged = |shard: &Shard, image: &Reader<S>| Error::Payload {
             shard: shard.describe().to_owned(),
-            file: lock(assembly).name(chunk.file).map(ToString::to_string).unwrap_or_default(),
+            file: image.assembly().name(chunk.file).map(ToString::to_string).unwrap_or_default(),
             offset: chunk.offset,
         };
         if chunk.codec == Codec::Zero {
             if self.zeros.of(chunk.raw_len) != chunk.crc {
-                return Err(damaged(shard, &self.assembly));
+                return Err(damaged(shard, self.image));
             }
             return lane.chunk(chunk, None);
         }
@@ -153,14 +129,14 @@ impl<S: ImageSink> Worker<S> {
             Codec::Lz4 => {
                 self.scratch.resize(chunk.raw_len as usize, 0);
                 if !stage::decompress_lz4(payload, &mut self.scratch) {
-                    return Err(damaged(shard, &self.assembly));
+                    return Err(damaged(shard, self.image));
                 }
                 Some(&self.scratch[..])
             }
             Codec::Raw | Codec::Zero => None,
         };
         if Crc32::of(raw.unwrap_or(payload)).value != chunk.crc {
-            return Err(damaged(shard, &self.assembly));
+            return Err(damaged(shard, self.image));
         }
         lane.chunk(chunk, raw)
     }
