@@ -74,7 +74,10 @@ fn run(cli: Cli) -> Result<()> {
         Command::Capture => commands::capture(cli.options, &progress),
         Command::Serve => commands::serve(cli.options, &progress),
         Command::Extract => commands::extract(cli.options, &progress),
-        _ => Ok(()),
+        Command::Receive(receive) => commands::receive(receive, cli.options, &progress),
+        Command::Verify(source) => commands::verify(source.image, cli.options, &progress),
+        Command::Inspect(source) => commands::inspect(source.image, cli.options, &progress),
+        Command::CommitGate => Ok(()),
     };
     if let Err(error) = &outcome {
         progress.failed(&error.report().to_string());

@@ -13,14 +13,23 @@ use crate::{
     format::FileName,
     transport::{
         Destination, Origin,
+        file::{FileDestination, FileIo, FileOrigin},
         pipe::{PipeDestination, PipeOrigin},
+        tcp::{TcpDestination, Timeouts},
     },
 };
 
 /// Where a capture goes.
 pub(super) fn destination(options: &Options) -> Result<Box<dyn Destination>> {
     Ok(match &options.to {
-        _ => Box::new(PipeDestination::new(shards(options, 1)?)),
+        Some(Place::Directory(dir)) => {
+            let io = FileIo { direct: !options.no_direct, ..FileIo::default() };
+            Box::new(FileDestination::new(dir, options.shards, io))
+        }
+        Some(Place::Tcp(address)) => {
+            Box::new(TcpDestination::new(address, options.connections, timeouts(options))?)
+        }
+        None => Box::new(PipeDestination::new(shards(options, 1)?)),
     })
 }
 
@@ -35,10 +44,11 @@ pub(super) fn origin(image: Option<PathBuf>, options: &Options) -> Result<Box<dy
         (None, place) => place.clone(),
     };
     Ok(match place {
+        Some(Place::Directory(dir)) => Box::new(FileOrigin::new(dir)),
         Some(Place::Tcp(_)) => {
             return Err(Error::Usage("images come over TCP with the command receive".into()));
         }
-        _ => Box::new(PipeOrigin::new(shards(options, 0)?)),
+        None => Box::new(PipeOrigin::new(shards(options, 0)?)),
     })
 }
 
@@ -86,3 +96,7 @@ pub(super) fn images_dir(options: &Options) -> Result<PathBuf> {
     options.images_dir.clone().ok_or_else(missing)
 }
 
+pub(super) fn timeouts(options: &Options) -> Timeouts {
+    let silence = Duration::from_secs(options.timeout.into());
+    Timeouts { silence, handshake: silence, ..Timeouts::default() }
+}

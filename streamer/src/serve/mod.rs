@@ -13,7 +13,7 @@
 //! # When something is wrong
 //!
 //! Whatever can be checked is checked before CRIU can connect. From a seekable source that is the
-//! index; an image of up to [`WHOLE_BYTES`](files::WHOLE_BYTES) is then checked whole before its
+//! index; an image of up to [`WHOLE_BYTES`] is then checked whole before its
 //! first byte is given, a larger one piece by piece. When a piece turns out to be damaged, its pipe
 //! and all connections are closed at once: CRIU finds an end where none may be, and fails.
 
@@ -40,12 +40,14 @@ mod files;
 mod memory;
 mod pipe_out;
 mod remap;
+mod seekable;
 mod sender;
 
-pub use files::{ImageFiles, Opened, Pieces, Step};
+pub use files::{ImageFiles, Opened, Pieces, Step, WHOLE_BYTES};
 pub use memory::MemoryFiles;
 pub use pipe_out::PipeOut;
 pub use remap::{PortMap, remap_files_img};
+pub use seekable::SeekableFiles;
 use sender::Senders;
 
 /// How to serve.
