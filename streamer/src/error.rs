@@ -89,6 +89,18 @@ pub enum Error {
         /// In which state.
         doing: String,
     },
+    /// A sender was told that its image is here, and nobody knows whether it heard.
+    #[error(
+        "the image is here and whole, but {peer} did not confirm that it knows: its process may go on \
+         there; do not use the image before you have looked"
+    )]
+    Unconfirmed {
+        /// The address.
+        peer: String,
+        /// Why no answer came.
+        #[source]
+        source: Box<Error>,
+    },
     /// Memory would be needed beyond what was allowed.
     #[error("{what}; raise {option} or use a source that can be read twice (--from file:DIR)")]
     Memory {
