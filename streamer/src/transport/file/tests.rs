@@ -242,7 +242,7 @@ fn a_commit_that_fails_half_way_is_undone() {
         let error = report(&destination.commit().unwrap_err());
         assert!(error.contains("publish") && error.contains(&name), "{error}");
         drop(destination);
-        assert_eq!(names(dir.path()), [name.clone()]);
+        assert_eq!(names(dir.path()), std::slice::from_ref(&name));
         assert_eq!(fs::read(dir.path().join(name)).unwrap(), b"not ours");
     }
 }
