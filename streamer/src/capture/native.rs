@@ -395,8 +395,7 @@ impl Intake for NativeIntake<'_> {
             shard_stored_bytes: 0,
         };
         let Some(writers) = self.writers.take() else { return Ok(Vec::new()) };
-        self.frames = None;
-        let waiting = writers.finish(Outcome::Complete(end));
+        let waiting = writers.finish(Outcome::Complete(end), self.frames.take());
         let stats = loop {
             if let Some(stats) = waiting.poll(WAIT)? {
                 break stats;
@@ -411,10 +410,10 @@ impl Intake for NativeIntake<'_> {
 
     fn abort(&mut self, reason: &str) {
         self.jobs = None;
-        self.frames = None;
         self.reading.clear();
         if let Some(writers) = self.writers.take() {
-            writers.finish(Outcome::Abort(reason.to_owned())).wait_briefly();
+            let outcome = Outcome::Abort(reason.to_owned());
+            writers.finish(outcome, self.frames.take()).wait_briefly();
         }
         self.destination.abort(reason);
     }

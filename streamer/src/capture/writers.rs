@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Sender};
 
 use super::native::Frame;
 use crate::{
@@ -87,9 +87,11 @@ impl Writers {
         Ok(Writers { outcome, done, count, fault: Arc::clone(fault) })
     }
 
-    /// Says how it ends. The threads notice when the queue is empty and has no sender any more.
-    pub(super) fn finish(self, outcome: Outcome) -> Finishing {
+    /// Says how it ends, and then closes the queue: `frames` is the last sender. The threads look up
+    /// the outcome when they have emptied it.
+    pub(super) fn finish(self, outcome: Outcome, frames: Option<Sender<Frame>>) -> Finishing {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
+        drop(frames);
         let stats = vec![ShardStat::default(); self.count];
         Finishing { stats: Mutex::new((0, stats)), writers: self }
     }
@@ -152,7 +154,11 @@ impl ShardThread {
             }
         }
         let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let outcome = outcome.unwrap_or_else(|| Outcome::Abort("the capture was given up".into()));
+        let outcome = outcome.unwrap_or_else(|| {
+            // The queue was closed by a thread that panicked.
+            fault.raise(Error::Panicked("capture".into()));
+            Outcome::Abort("internal error".into())
+        });
         let bytes = self.encoder.position();
         match outcome {
             Outcome::Complete(end) if !fault.is_raised() => match self.complete(end) {

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// Takes over the descriptor `number`, which is closed; `what` it is for is said in messages.
 ///
 /// The standard streams are duplicated instead: they stay open, as programs expect of them.
-pub fn inherit(number: i32, what: &str) -> Result<OwnedFd> {
+pub(super) fn inherit(number: i32, what: &str) -> Result<OwnedFd> {
     let failed = || format!("use file descriptor {number} for {what}: is it open?");
     match number {
         0 => return std::io::stdin().as_fd().try_clone_to_owned().map_err(Error::io(failed)),
