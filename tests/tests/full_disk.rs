@@ -1,6 +1,8 @@
 //! A disk that is full, at the first byte and at the last one: a message that says so, and nothing
 //! left behind. The disk is a small tmpfs in a mount namespace of the test's own.
 
+#![allow(clippy::unwrap_used)] // helpers of a test, which clippy does not take for one
+
 use std::{fs, path::Path, process::Command, time::Duration};
 
 use vramstream::{ring::Ring, uring::Engine};

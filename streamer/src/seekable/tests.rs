@@ -253,6 +253,36 @@ fn a_damaged_payload_is_named() {
     assert!(error.to_string().contains("standard input is not a file"), "{error}");
 }
 
+/// Both the frame and the index are well formed; they disagree, or what is between is not nothing.
+#[test]
+fn a_frame_that_is_not_what_the_index_says_is_refused() {
+    let image = |bytes: &[u8]| {
+        let mut writer = Writer::new(1, 1);
+        writer.chunk(0, (0, "f"), 0, bytes, Codec::Raw, true);
+        writer.file_end(0, (0, "f"), Crc32::of(bytes));
+        writer.finish().remove(0)
+    };
+    let (good, other) = (image(b"abc"), image(b"abd"));
+    let opened = open(&[&good]).unwrap();
+    let record = opened.file("f").unwrap().chunk_at(0).unwrap().record;
+    let head = usize::try_from(record.frame_at).unwrap()
+        ..usize::try_from(record.frame_at + record.frame_len).unwrap();
+    let refusal =
+        |shard: &[u8]| read_all(&open(&[shard]).unwrap()).unwrap_err().report().to_string();
+    let mut bad = good.clone();
+    bad[head.clone()].copy_from_slice(&other[head.clone()]);
+    assert_ne!(bad, good);
+    let error = refusal(&bad);
+    assert!(
+        error.contains("shard number 0") && error.contains("not what the index says"),
+        "{error}"
+    );
+    let mut bad = good.clone();
+    bad[head.end + 9] = 1;
+    assert!(refusal(&bad).contains("padding that is not zero"));
+    assert!(read_all(&open(&[&good]).unwrap()).is_ok());
+}
+
 proptest! {
     /// Any bit, anywhere: refused, or it changes nothing that is read. And any end that is cut.
     #[test]
