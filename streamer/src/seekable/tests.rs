@@ -15,6 +15,8 @@ use crate::{
     format::{ChunkHeader, Codec, FileEnd, ImageEnd, ImageError, ImageId, Prologue, ShardEncoder},
 };
 
+mod damage;
+
 /// Writes shards into memory.
 struct Writer {
     shards: Vec<(ShardEncoder, BytesMut)>,
@@ -177,99 +179,7 @@ fn files_are_read_from_whatever_shard_has_them() {
     }
 }
 
-#[test]
-fn what_is_no_image_is_not_opened() {
-    let (shards, _) = sample();
-    let image_error = |shards: &[&[u8]]| match open(shards) {
-        Err(Error::Image(error)) => error,
-        other => panic!("{other:?}"),
-    };
-    let (a, b) = (&shards[0][..], &shards[1][..]);
-    assert_eq!(image_error(&[]), ImageError::NoShard);
-    assert_eq!(image_error(&[b]), ImageError::ShardsMissing { missing: vec![0], count: 2 });
-    assert_eq!(image_error(&[a, b, a]), ImageError::ShardTwice(0));
-    let other = Writer::new(8, 2).finish();
-    assert!(matches!(image_error(&[a, &other[1]]), ImageError::Foreign { shard: 1, .. }));
-    let same_id = Writer::new(7, 2).finish();
-    assert_eq!(image_error(&[a, &same_id[1]]), ImageError::EndsDiffer(1));
-
-    type Change = fn(&mut Writer);
-    let broken: [(Change, ImageError); 6] = [
-        (
-            |w| w.chunk(0, F, 3, b"de", Codec::Raw, false),
-            ImageError::FileIncomplete { name: name(), have: 5, size: Some(3) },
-        ),
-        (
-            |w| w.chunk(0, F, 4, b"e", Codec::Raw, false),
-            ImageError::FileIncomplete { name: name(), have: 3, size: Some(3) },
-        ),
-        (
-            |w| w.chunk(0, F, 2, b"cd", Codec::Raw, false),
-            ImageError::Overlap { name: name(), from: 2, to: 4 },
-        ),
-        (|w| w.file_end(1, F, Crc32::of(b"abc")), ImageError::EndTwice(name())),
-        (|w| w.file_end(0, (2, "f"), Crc32::default()), ImageError::NameTwice(name())),
-        (
-            |w| w.raw_bytes += 1,
-            ImageError::Totals { files: 1, raw_bytes: 3, expected_files: 1, expected_raw_bytes: 4 },
-        ),
-    ];
-    const F: (u32, &str) = (1, "f");
-    fn name() -> FileName {
-        FileName::new("f").unwrap()
-    }
-    let with = |end: &[u8], change: Change| {
-        let mut writer = Writer::new(1, 2);
-        writer.chunk(0, F, 0, b"abc", Codec::Raw, false);
-        writer.file_end(0, F, Crc32::of(end));
-        change(&mut writer);
-        writer.finish()
-    };
-    assert!(open(&with(b"abc", |_| {})).is_ok());
-    for (change, expected) in broken {
-        let shards = with(b"abc", change);
-        let error = image_error(&[&shards[0], &shards[1]]);
-        assert_eq!(error, expected);
-    }
-    let shards = with(b"abd", |_| {});
-    assert_eq!(image_error(&[&shards[0], &shards[1]]), ImageError::FileChecksum(name()));
-}
-
-#[test]
-fn a_damaged_payload_is_named() {
-    let (mut shards, _) = sample();
-    let image = open(&shards).unwrap();
-    let chunk = image.file("pages-1.img").unwrap().chunk_at(0).unwrap();
-    let at = usize::try_from(chunk.record.payload_at()).unwrap();
-    assert_eq!((at % 4096, chunk.shard), (0, 0));
-    shards[0][at + 5] ^= 1;
-    let error = read_all(&open(&shards).unwrap()).unwrap_err().report().to_string();
-    for part in ["shard number 0", "pages-1.img at byte 0", "checksum"] {
-        assert!(error.contains(part), "{error}");
-    }
-    let pipe = std::io::pipe().unwrap();
-    let pipe = File::from(std::os::fd::OwnedFd::from(pipe.0));
-    let error = SeekableImage::open(vec![("standard input".into(), pipe)]).unwrap_err();
-    assert!(error.to_string().contains("standard input is not a file"), "{error}");
-}
-
 proptest! {
-    /// Any bit, anywhere: refused, or it changes nothing that is read. And any end that is cut.
-    #[test]
-    fn damage_is_never_believed(place: prop::sample::Index, bit in 0u8..8, shard in 0usize..2, cut: bool) {
-        let (mut shards, expected) = sample();
-        let at = place.index(shards[shard].len());
-        if cut {
-            shards[shard].truncate(at);
-            prop_assert!(open(&shards).is_err());
-        } else {
-            shards[shard][at] ^= 1 << bit;
-            if let Ok(files) = open(&shards).and_then(|image| read_all(&image)) {
-                prop_assert_eq!(files, expected);
-            }
-        }
-    }
-
     /// Any file in any pieces on any shards.
     #[test]
     fn any_image_is_read_back(

@@ -269,3 +269,40 @@ impl ShardWriter for FileShard {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shard(file: File) -> FileShard {
+        FileShard::new("the shard".into(), file, 1, FileIo::default(), Arc::default()).unwrap()
+    }
+
+    #[test]
+    fn what_is_not_aligned_never_costs_the_direct_way() {
+        let mut shard = shard(tempfile::tempfile().unwrap());
+        let direct = shard.out.is_direct();
+        assert_eq!(shard.payload_alignment(), direct.then_some(4096));
+        let ring = Ring::new(256 << 10, 2).unwrap();
+        for len in [200_000, 131_072, 65_536, 1] {
+            let payload = Payload { chunk: ring.try_take().unwrap(), len, pages: None };
+            shard.write_chunk(b"head", payload).unwrap();
+        }
+        shard.finish().unwrap();
+        assert_eq!(shard.out.is_direct(), direct);
+        assert_eq!(shard.out.file().metadata().unwrap().len(), 396_609 + 4 * 4);
+    }
+
+    #[test]
+    fn a_shard_that_was_not_flushed_is_never_finished() {
+        // It takes every write and cannot be cut to its length.
+        let null = File::options().write(true).open("/dev/null").unwrap();
+        let mut shard = shard(null);
+        shard.write(b"bytes").unwrap();
+        let error = shard.finish().unwrap_err().to_string();
+        assert!(error.contains("flush the shard"), "{error}");
+        assert!(matches!(shard.finish(), Err(Error::DumpIncomplete(_))));
+        assert!(matches!(shard.write(b"more"), Err(Error::DumpIncomplete(_))));
+        assert_eq!(shard.finished.load(Ordering::Acquire), 0);
+    }
+}
