@@ -5,6 +5,7 @@
 #![allow(clippy::cast_possible_truncation)]
 
 mod damage;
+mod golden;
 mod hostile;
 mod markers;
 mod native_image;

@@ -57,7 +57,8 @@ impl NativeImage {
         self.put(shard, file, offset, (Codec::Zero, len as usize, &[]), crc, None);
     }
 
-    fn put(
+    /// A chunk whose payload is given.
+    pub(crate) fn put(
         &mut self,
         shard: usize,
         file: u32,
