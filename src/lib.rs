@@ -13,9 +13,11 @@
 //! |---|---|---|
 //! | [`ring`] | the bounded pool of page-aligned chunks: the memory budget, and the only place of it | what is in a chunk, where it goes |
 //! | [`stage`] | zero scan, checksum, compression and their inverses: pure functions on bytes | chunks, files, threads |
+//! | [`uring`] | writes files from chunks, many writes at a time, with io_uring where it can be had | what is in a chunk, how a file is laid out |
 //!
 //! Arrows point down only: the streamer uses all of these, `uring` uses `ring`, nothing here uses
 //! the streamer. `unsafe` is allowed in `ring` and `uring`, and denied everywhere else.
 
 pub mod ring;
 pub mod stage;
+pub mod uring;

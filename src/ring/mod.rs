@@ -13,9 +13,12 @@
 //! Free chunks are kept last-in first-out: the chunk that was used last is the one whose pages and
 //! cache lines are warm, and a run that needs three chunks touches the memory of three.
 
+#[allow(unsafe_code)] // vmsplice(2) takes addresses
+mod pages;
 #[allow(unsafe_code)] // the pool cuts one mapping into chunks that have one owner each
 mod pool;
 mod size;
 
+pub use pages::refer_pages;
 pub use pool::{Chunk, Ring, RingError, page_bytes};
 pub use size::{ByteSize, ByteSizeError};

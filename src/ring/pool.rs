@@ -178,6 +178,11 @@ impl Chunk {
         Arc::ptr_eq(&self.shared, &ring.shared)
     }
 
+    /// The ring this chunk is of.
+    pub fn ring(&self) -> Ring {
+        Ring { shared: Arc::clone(&self.shared) }
+    }
+
     fn start(&self) -> NonNull<u8> {
         // SAFETY: the index came from the free list, so it is below `chunks`, and the mapping has
         // `chunks * chunk_bytes` bytes: the result is inside it.

@@ -42,6 +42,24 @@ pub fn crc32_of_zeros(len: u64) -> Crc32 {
     all
 }
 
+/// The CRC-32 of runs of zeros, remembering the last: almost all runs of an image have one length.
+#[derive(Debug, Default)]
+pub struct ZeroChecksums(Option<(u32, u32)>);
+
+impl ZeroChecksums {
+    /// Of `len` zero bytes.
+    pub fn of(&mut self, len: u32) -> u32 {
+        match self.0 {
+            Some((known, crc)) if known == len => crc,
+            _ => {
+                let crc = crc32_of_zeros(len.into()).value;
+                self.0 = Some((len, crc));
+                crc
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -30,16 +30,23 @@ pub struct AutoCompress {
 }
 
 impl AutoCompress {
-    /// Compresses `raw` into `out` if `mode` wants it and it is worth it: the stored length, or
-    /// `None` where the chunk is to be stored raw. What does not fit `out` is not worth it.
+    /// Whether the next chunk is to be tried at all; asked once for each chunk, before
+    /// [`compress`](Self::compress).
+    pub fn wants_try(&self, mode: Compression) -> bool {
+        match mode {
+            Compression::None => false,
+            Compression::Lz4 => true,
+            Compression::Auto => !self.pass_over(),
+        }
+    }
+
+    /// Compresses `raw` into `out` if it is worth it: the stored length, or `None` where the chunk
+    /// is to be stored raw. What does not fit `out` is not worth it.
     pub fn compress(&self, mode: Compression, raw: &[u8], out: &mut [u8]) -> Option<usize> {
         match mode {
             Compression::None => None,
             Compression::Lz4 => compress_lz4(raw, out).filter(|&len| len < raw.len()),
             Compression::Auto => {
-                if self.pass_over() {
-                    return None;
-                }
                 let limit = raw.len() - raw.len() * WORTH_PERCENT / 100;
                 let stored = compress_lz4(raw, out).filter(|&len| len <= limit && len < raw.len());
                 self.learn(stored.is_some());
@@ -98,14 +105,13 @@ mod tests {
         let noise = random(64 << 10);
         let text = b"all work and no play ".repeat(3000);
         let mut out = vec![0; 80 << 10];
-        for _ in 0..200 {
-            assert_eq!(auto.compress(Compression::Auto, &noise, &mut out), None);
-        }
-        // The next tries are far apart now, but they come.
-        let tries = (0..=2 * MOST_PASSED_OVER)
-            .filter(|_| auto.compress(Compression::Auto, &text, &mut out).is_some())
-            .count();
-        assert!(tries > MOST_PASSED_OVER as usize, "{tries}");
+        let tries = (0..330).filter(|_| auto.wants_try(Compression::Auto));
+        let tries = tries.map(|_| auto.compress(Compression::Auto, &noise, &mut out));
+        assert!((10..20).contains(&tries.inspect(|stored| assert_eq!(*stored, None)).count()));
+        // The next try is far away now, but it comes, and then all are tried again.
+        let tries = (0..3 * MOST_PASSED_OVER).filter(|_| auto.wants_try(Compression::Auto));
+        let worth = tries.map(|_| auto.compress(Compression::Auto, &text, &mut out).is_some());
+        assert!(worth.filter(|worth| *worth).count() > MOST_PASSED_OVER as usize);
     }
 
     #[test]

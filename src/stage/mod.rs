@@ -8,6 +8,6 @@ mod checksum;
 mod compress;
 mod zero;
 
-pub use checksum::{Crc32, crc32_of_zeros};
+pub use checksum::{Crc32, ZeroChecksums, crc32_of_zeros};
 pub use compress::{AutoCompress, Compression, decompress_lz4};
 pub use zero::is_zero;

@@ -89,6 +89,18 @@ pub enum Error {
         /// In which state.
         doing: String,
     },
+    /// A sender was told that its image is here, and nobody knows whether it heard.
+    #[error(
+        "the image is here and whole, but {peer} did not confirm that it knows: its process may go on \
+         there; do not use the image before you have looked"
+    )]
+    Unconfirmed {
+        /// The address.
+        peer: String,
+        /// Why no answer came.
+        #[source]
+        source: Box<Error>,
+    },
     /// Memory would be needed beyond what was allowed.
     #[error("{what}; raise {option} or use a source that can be read twice (--from file:DIR)")]
     Memory {
@@ -103,6 +115,9 @@ pub enum Error {
     /// A signal asked us to stop.
     #[error("stopped by {0}; nothing was published")]
     Interrupted(&'static str),
+    /// Something changed that nothing changes.
+    #[error("{0}: the memory of this machine is faulty")]
+    Faulty(&'static str),
     /// A thread of ours panicked: a bug.
     #[error("internal error: the {0} thread panicked; please report this")]
     Panicked(String),

@@ -11,18 +11,41 @@
 //! |---|---|
 //! | [`format`](mod@format) | the native image format: bytes only, no I/O; its page is the specification |
 //! | [`criu_image_streamer`] | the image format of criu-image-streamer: bytes only, no I/O |
+//! | [`criu`] | CRIU's sockets and messages |
+//! | [`capture`] | CRIU's pipes to shards: all or nothing |
 //! | [`transport`] | where shards go and come from: pipes, files, TCP |
 //! | [`absorb`] | reads all shards of an image, checks everything, hands the files to a sink |
+//! | [`store`] | an image in memory, between its arrival and CRIU's questions |
+//! | [`seekable`] | an image in files, opened by its indexes and read chunk by chunk in any order |
+//! | [`serve`] | files to CRIU's pipes, in whatever order it asks |
+//! | [`extract`] | files to a directory |
+//! | [`commit_gate`] | holds CRIU until the image is safe |
 //! | [`payload`] | the bytes of a chunk on their way to a shard |
+//! | [`cli`], [`progress`], [`signals`], [`limits`] | the program around it |
 //! | [`proto`] | generated protobuf messages |
 #![forbid(unsafe_code)]
 
 pub mod absorb;
+pub mod capture;
+pub mod cli;
+pub mod commit_gate;
+pub mod criu;
 pub mod criu_image_streamer;
 pub mod error;
+pub mod extract;
+mod fault;
 pub mod format;
+pub mod limits;
 pub mod payload;
+pub mod progress;
 pub mod proto;
+pub mod seekable;
+pub mod serve;
+pub mod signals;
+pub mod store;
 pub mod transport;
 
 pub use error::{Error, Result};
+
+/// What this program calls itself in the images it writes.
+pub const WRITER: &str = concat!("vramstream ", env!("CARGO_PKG_VERSION"));

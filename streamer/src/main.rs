@@ -1,4 +1,6 @@
-//! The `vramstream` program.
+//! The `vramstream` program: see the library.
 #![forbid(unsafe_code)]
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    vramstream_streamer::cli::main(std::env::args_os())
+}

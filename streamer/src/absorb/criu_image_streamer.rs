@@ -11,9 +11,9 @@ use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-use vramstream::stage::{self, Crc32};
+use vramstream::stage::{self, Crc32, ZeroChecksums};
 
-use super::{ImageSink, Lane, Shard, native::ZeroChecksums};
+use super::{ImageSink, Lane, Shard};
 use crate::{
     criu_image_streamer::{LENGTH_BYTES, Marker, MarkerBody, MarkerError, Sequence, Step},
     error::{Error, Result},

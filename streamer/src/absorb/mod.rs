@@ -10,10 +10,10 @@
 use std::{
     io::{self, Read},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{RecvTimeoutError, Sender};
 
 use crate::{
     error::{Error, Result},
@@ -85,7 +85,8 @@ pub struct ShardStat {
 }
 
 /// Reads an image from its shards into a sink, to the end of every shard. `progress` is told how
-/// many bytes of which shard (by its place in `shards`) have come, from any thread.
+/// many bytes of which shard (by its place in `shards`) have come, from any thread; `check` is asked
+/// several times a second whether to go on.
 ///
 /// At the first error it returns at once: a thread that waits for a shard that will never come is
 /// left behind, since whoever asked is about to give up.
@@ -93,6 +94,7 @@ pub fn absorb<S: ImageSink>(
     shards: Vec<Box<dyn ShardReader>>,
     sink: &Arc<S>,
     progress: &Progress,
+    check: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Absorbed> {
     let count = shards.len();
     if count == 0 {
@@ -113,11 +115,16 @@ pub fn absorb<S: ImageSink>(
             .map_err(Error::io(|| "start a thread for a shard"))?;
     }
     let mut stats = vec![ShardStat::default(); count];
-    for _ in 0..count {
-        match inbox.recv() {
-            Ok(Ok((number, stat))) => stats[number] = stat,
+    let mut done = 0;
+    while done < count {
+        match inbox.recv_timeout(CHECK_INTERVAL) {
+            Ok(Ok((number, stat))) => {
+                stats[number] = stat;
+                done += 1;
+            }
             Ok(Err(error)) => return Err(error),
-            Err(_) => return Err(Error::Panicked("shard".into())),
+            Err(RecvTimeoutError::Timeout) => check()?,
+            Err(RecvTimeoutError::Disconnected) => return Err(Error::Panicked("shard".into())),
         }
     }
     let format = readers.detection.decided().ok_or(Error::Empty)?;
@@ -167,6 +174,9 @@ impl<S: ImageSink> Drop for Worker<S> {
         self.report(Err(Error::Panicked("shard".into())));
     }
 }
+
+/// How often [`absorb`] asks whether to go on.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Told how many bytes of which shard, by its place, have just come.
 pub type Progress = Arc<dyn Fn(usize, u64) + Send + Sync>;

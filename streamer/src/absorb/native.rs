@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use vramstream::stage::{self, Crc32};
+use vramstream::stage::{self, Crc32, ZeroChecksums};
 
 use super::{ImageSink, Lane, Shard};
 use crate::{
@@ -139,22 +139,5 @@ impl<S: ImageSink> Worker<'_, S> {
             return Err(damaged(shard, self.image));
         }
         lane.chunk(chunk, raw)
-    }
-}
-
-/// The CRC-32 of runs of zeros; almost all runs of an image have the same length.
-#[derive(Debug, Default)]
-pub(crate) struct ZeroChecksums(Option<(u32, u32)>);
-
-impl ZeroChecksums {
-    pub(crate) fn of(&mut self, len: u32) -> u32 {
-        match self.0 {
-            Some((known, crc)) if known == len => crc,
-            _ => {
-                let crc = stage::crc32_of_zeros(len.into()).value;
-                self.0 = Some((len, crc));
-                crc
-            }
-        }
     }
 }

@@ -136,6 +136,22 @@ impl Header {
         out[start + 4..start + 8].copy_from_slice(&crc);
     }
 
+    /// Reads a whole frame but for what follows a chunk's header; `at` is where it starts, for
+    /// messages.
+    pub(crate) fn decode_frame(bytes: &[u8], at: u64) -> Result<Self, FormatError> {
+        let cut = FormatError::Malformed { what: "a frame of another length", at };
+        let (prefix, header) = bytes.split_first_chunk::<PREFIX_BYTES>().ok_or(cut.clone())?;
+        let [a, b, c, d, crc @ ..] = *prefix;
+        let len = [a, b, c, d];
+        if u32::from_le_bytes(len) as usize != header.len() {
+            return Err(cut);
+        }
+        if frame_crc(len, header) != u32::from_le_bytes(crc) {
+            return Err(FormatError::Checksum { what: "frame header", at });
+        }
+        Header::decode(header, at)
+    }
+
     /// Reads a header; `at` is where its frame starts, for messages.
     pub(super) fn decode(bytes: &[u8], at: u64) -> Result<Self, FormatError> {
         let malformed = |what| FormatError::Malformed { what, at };

@@ -34,7 +34,7 @@ pub struct ShardRole {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Control {
-    #[prost(oneof = "control::Body", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "control::Body", tags = "1, 2, 3, 4, 5, 6")]
     pub body: ::core::option::Option<control::Body>,
 }
 /// Nested message and enum types in `Control`.
@@ -51,6 +51,8 @@ pub mod control {
         Committed(super::Committed),
         #[prost(message, tag = "5")]
         Failed(super::Failed),
+        #[prost(message, tag = "6")]
+        Confirmed(super::Confirmed),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -80,3 +82,5 @@ pub struct Failed {
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Confirmed {}

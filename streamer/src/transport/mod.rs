@@ -8,8 +8,8 @@
 //! | transport | safe after `finish` | visible after `commit` |
 //! |---|---|---|
 //! | [`pipe`] | the kernel has the bytes and the reader is alive | nothing more to do |
-//! | `file` | fsync of each shard under a temporary name | renamed, shard 0 last, and the directory fsynced |
-//! | `tcp` | the receiver was told that all was sent | the receiver has said that it verified and committed |
+//! | [`file`](mod@file) | fsync of each shard under a temporary name | renamed, shard 0 last, and the directory fsynced |
+//! | [`tcp`] | the kernel has the bytes, and the receiver's heartbeats come | the receiver has said that it verified and committed |
 //!
 //! All of them keep to one contract, which `tests/tests/transport_conformance.rs` checks:
 //! bytes arrive as they were written; a shard that was not committed is never read as an image; a
@@ -24,7 +24,9 @@ use crate::{
     payload::Payload,
 };
 
+pub mod file;
 pub mod pipe;
+pub mod tcp;
 
 /// Takes the bytes of one shard, in order.
 pub trait ShardWriter: Send {

@@ -112,7 +112,7 @@ pub(crate) fn read(shards: Vec<Box<dyn ShardReader>>) -> Result<(Absorbed, Files
     let (done, outcome) = mpsc::channel();
     std::thread::spawn(move || {
         let sink = Arc::new(Keep::default());
-        let absorbed = absorb(shards, &sink, &(Arc::new(|_, _| {}) as _));
+        let absorbed = absorb(shards, &sink, &(Arc::new(|_, _| {}) as _), &mut || Ok(()));
         let _ = done.send(absorbed.map(|absorbed| {
             let kept = std::mem::take(&mut *sink.0.lock().unwrap());
             let files = absorbed.manifest.files.iter().map(|file| {

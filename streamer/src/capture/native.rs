@@ -1,0 +1,516 @@
+//! The intake for the native format: pipes to chunks, stages, shard threads.
+//!
+//! The pump's thread reads a pipe into a ring chunk, scans for zeros and computes the CRC while the
+//! bytes are in its cache, and hands the chunk to whichever shard is ready first. Only chunks that
+//! are worth a try at compression make a detour over the LZ4 workers.
+//!
+//! Memory: the ring, a chunk for each worker, and the index of each shard, which may take a quarter
+//! of the budget. Everything else is bounded by the ring: whoever has no chunk waits for one.
+
+use std::{
+    collections::HashMap,
+    os::fd::BorrowedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use crossbeam_channel::{Receiver, Sender};
+use vramstream::{
+    ring::{Ring, page_bytes},
+    stage::{self, AutoCompress, Compression, Crc32, ZeroChecksums},
+};
+
+use super::{
+    Intake,
+    image::{OpenImage, Readable, Totals},
+    writers::{Outcome, Writers},
+};
+use crate::{
+    absorb::ShardStat,
+    error::{Error, Result},
+    fault::Fault,
+    format::{ChunkHeader, Codec, FileEnd, FileName, ImageEnd, ImageId, Runs},
+    limits,
+    payload::{PagePipes, Payload},
+    progress::Progress,
+    signals::Signals,
+    transport::{Destination, pipe},
+};
+
+/// The largest chunk: what a pipe holds, and what fits a core's cache.
+const CHUNK_BYTES: usize = 1 << 20;
+/// The share of the memory budget that the ring takes: 64 MiB of the default 256 MiB.
+const RING_SHARE: u64 = 4;
+/// The fewest chunks: one being filled, one in each other stage, one to go on with.
+const FEWEST_CHUNKS: usize = 8;
+/// How often a wait for a chunk looks up whether there is still a reason to wait.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// What is known of a file while it is on its way. Shared by the pump, the workers and the shards.
+#[derive(Debug)]
+pub(super) struct FileState {
+    pub file: u32,
+    pub name: FileName,
+    compress: AutoCompress,
+    progress: Mutex<FileProgress>,
+}
+
+#[derive(Debug, Default)]
+struct FileProgress {
+    sent: Runs,
+    size: Option<u64>,
+}
+
+/// What a shard writes.
+#[derive(Debug)]
+pub(super) enum Frame {
+    Chunk(Arc<FileState>, ChunkHeader, Option<Payload>),
+    End(Arc<FileState>, FileEnd),
+}
+
+/// A chunk that may shrink.
+struct Job {
+    state: Arc<FileState>,
+    header: ChunkHeader,
+    payload: Payload,
+}
+
+/// An image that is being read.
+struct Reading {
+    state: Arc<FileState>,
+    /// A chunk that is not full yet.
+    partial: Option<Payload>,
+    offset: u64,
+}
+
+/// See the [module](self).
+pub(super) struct NativeIntake<'a> {
+    destination: Box<dyn Destination>,
+    signals: &'a Signals,
+    fault: Arc<Fault>,
+    ring: Ring,
+    pages: Option<PagePipes>,
+    compression: Compression,
+    zeros: ZeroChecksums,
+    reading: HashMap<u32, Reading>,
+    /// How many of those have a partial chunk.
+    partials: usize,
+    frames: Option<Sender<Frame>>,
+    jobs: Option<Sender<Job>>,
+    workers: Vec<std::thread::JoinHandle<()>>,
+    writers: Option<Writers>,
+    created_unix_ms: u64,
+}
+
+impl<'a> NativeIntake<'a> {
+    pub(super) fn new(
+        mut destination: Box<dyn Destination>,
+        compression: Compression,
+        memory_bytes: u64,
+        signals: &'a Signals,
+        progress: &'a Progress,
+    ) -> Result<Self> {
+        let image = ImageId::random().map_err(Error::io(|| "read /dev/urandom"))?;
+        let shards = destination.open(image)?;
+        let ring = ring(memory_bytes)?;
+        let takes_pages = shards.iter().any(|shard| shard.takes_pages());
+        let pages = (takes_pages && ring.chunk_bytes() == CHUNK_BYTES)
+            .then(|| PagePipes::new(limits::page_pipes(), CHUNK_BYTES))
+            .transpose()
+            .map_err(Error::io(|| "make pipes for pages"))?;
+        let fault = Arc::new(Fault::new()?);
+        let (frames, frames_out) = crossbeam_channel::bounded(2 * ring.chunks());
+        let index_bytes = usize::try_from(memory_bytes / RING_SHARE).unwrap_or(usize::MAX);
+        let writers = Writers::start(image, shards, &frames_out, &fault, index_bytes, progress)?;
+        let mut intake = NativeIntake {
+            destination,
+            signals,
+            fault,
+            pages,
+            compression,
+            zeros: ZeroChecksums::default(),
+            reading: HashMap::new(),
+            partials: 0,
+            frames: Some(frames),
+            jobs: None,
+            workers: Vec::new(),
+            writers: Some(writers),
+            created_unix_ms: unix_ms(),
+            ring,
+        };
+        if compression != Compression::None {
+            intake.start_workers(&frames_out)?;
+        }
+        Ok(intake)
+    }
+
+    fn start_workers(&mut self, frames_out: &Receiver<Frame>) -> Result<()> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // Each worker owns a chunk to compress into; most of the ring stays for the data.
+        let count = cores.min(self.ring.chunks() / 4).max(1);
+        let (jobs, jobs_out) = crossbeam_channel::bounded(self.ring.chunks());
+        for number in 0..count {
+            let Some(spare) = self.ring.try_take() else { break };
+            let worker = Worker {
+                jobs: jobs_out.clone(),
+                frames: self.frames.clone(),
+                frames_out: frames_out.clone(),
+                fault: Arc::clone(&self.fault),
+                compression: self.compression,
+            };
+            let handle = std::thread::Builder::new()
+                .name(format!("lz4-{number}"))
+                .spawn(move || worker.run(spare))
+                .map_err(Error::io(|| "start a compression thread"))?;
+            self.workers.push(handle);
+        }
+        self.jobs = Some(jobs);
+        Ok(())
+    }
+
+    /// An empty chunk, waiting for one if need be.
+    fn take(&mut self) -> Result<Payload> {
+        let chunk = match self.ring.try_take() {
+            Some(chunk) => chunk,
+            None => {
+                // None of these may be what the others wait for.
+                self.flush_partials()?;
+                loop {
+                    if let Some(chunk) = self.ring.take(WAIT) {
+                        break chunk;
+                    }
+                    self.check()?;
+                }
+            }
+        };
+        let pages = self.pages.as_ref().and_then(PagePipes::take);
+        Ok(Payload { chunk, len: 0, pages })
+    }
+
+    fn check(&self) -> Result<()> {
+        self.fault.check()?;
+        self.signals.check()
+    }
+
+    fn flush_partials(&mut self) -> Result<()> {
+        if self.partials == 0 {
+            return Ok(());
+        }
+        let ready: Vec<_> = self
+            .reading
+            .values_mut()
+            .filter_map(|reading| {
+                let payload = reading.partial.take()?;
+                let offset = reading.offset;
+                reading.offset += payload.len as u64;
+                Some((Arc::clone(&reading.state), offset, payload))
+            })
+            .collect();
+        self.partials = 0;
+        ready.into_iter().try_for_each(|(state, offset, payload)| self.dispatch(state, offset, payload))
+    }
+
+    /// Stages a chunk and sends it on.
+    fn dispatch(&mut self, state: Arc<FileState>, offset: u64, payload: Payload) -> Result<()> {
+        let bytes = payload.bytes();
+        // A chunk is at most CHUNK_BYTES, far below 32 bits.
+        let raw_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let zero = stage::is_zero(bytes);
+        let crc = if zero { self.zeros.of(raw_len) } else { Crc32::of(bytes).value };
+        let (codec, stored_len) = if zero { (Codec::Zero, 0) } else { (Codec::Raw, raw_len) };
+        let header =
+            ChunkHeader { file: state.file, offset, raw_len, stored_len, codec, crc, pad: 0 };
+        if zero {
+            drop(payload);
+            return self.send(Frame::Chunk(state, header, None));
+        }
+        match &self.jobs {
+            Some(jobs) if state.compress.wants_try(self.compression) => {
+                let job = Job { state, header, payload };
+                self.send_to(jobs, job)
+            }
+            _ => self.send(Frame::Chunk(state, header, Some(payload))),
+        }
+    }
+
+    fn send(&self, frame: Frame) -> Result<()> {
+        match &self.frames {
+            Some(frames) => send_frame(frames, frame, &|frames, frame| self.send_to(frames, frame)),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends, and looks up now and then while there is no room.
+    fn send_to<T>(&self, channel: &Sender<T>, mut item: T) -> Result<()> {
+        loop {
+            match channel.send_timeout(item, WAIT) {
+                Ok(()) => return Ok(()),
+                Err(crossbeam_channel::SendTimeoutError::Timeout(back)) => {
+                    self.check()?;
+                    item = back;
+                }
+                Err(crossbeam_channel::SendTimeoutError::Disconnected(_)) => {
+                    self.check()?;
+                    return Err(Error::Panicked("shard".into()));
+                }
+            }
+        }
+    }
+
+    /// Reads what the pipe has into the chunk, and the pages beside it while that goes.
+    fn fill(&self, image: &OpenImage, payload: &mut Payload, waiting: usize) -> Result<usize> {
+        let failed = |error: rustix::io::Errno| {
+            Error::io(|| format!("read {} from CRIU", image.name))(error)
+        };
+        let mut want = waiting.min(payload.chunk.len() - payload.len);
+        // Pages only as long as they are all of the chunk.
+        if let Some(pages) = payload.pages.as_mut().filter(|pages| pages.len() == payload.len) {
+            match pages.tee_from(&image.pipe, want) {
+                Ok(0) => {
+                    if payload.len > 0 {
+                        // The pipe of pages is full before the chunk is: this is the chunk.
+                        return Ok(0);
+                    }
+                    payload.pages = None;
+                }
+                Ok(teed) => want = teed,
+                Err(error) if pipe::cannot_splice(error) => payload.pages = None,
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        let start = payload.len;
+        while payload.len < start + want {
+            let room = &mut payload.chunk[payload.len..start + want];
+            match rustix::io::read(&image.pipe, room) {
+                Ok(0) => break,
+                Ok(n) => payload.len += n,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(payload.len - start)
+    }
+}
+
+/// A chunk of the file is about to be sent: notes it, and after the last one sends the end as well.
+fn send_frame(
+    frames: &Sender<Frame>,
+    frame: Frame,
+    send: &dyn Fn(&Sender<Frame>, Frame) -> Result<()>,
+) -> Result<()> {
+    let Frame::Chunk(state, header, _) = &frame else { return send(frames, frame) };
+    let state = Arc::clone(state);
+    let checksum = header.checksum();
+    let mut progress = state.progress();
+    // The pump made the offsets, so pieces cannot overlap.
+    let _ = progress.sent.add(header.offset, checksum);
+    let end = progress.end(state.file);
+    drop(progress);
+    send(frames, frame)?;
+    match end {
+        Some(end) => send(frames, Frame::End(state, end)),
+        None => Ok(()),
+    }
+}
+
+impl FileState {
+    fn progress(&self) -> MutexGuard<'_, FileProgress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FileProgress {
+    /// The end of the file, if this was the last thing that was missing.
+    fn end(&self, file: u32) -> Option<FileEnd> {
+        let checksum = self.sent.whole().ok()?;
+        (self.size == Some(checksum.len)).then_some(FileEnd { file, checksum })
+    }
+}
+
+impl Intake for NativeIntake<'_> {
+    fn readable(&mut self, image: &mut OpenImage) -> Result<Readable> {
+        let reading = self.reading.entry(image.file).or_insert_with(|| Reading {
+            state: Arc::new(FileState {
+                file: image.file,
+                name: image.name.clone(),
+                compress: AutoCompress::default(),
+                progress: Mutex::default(),
+            }),
+            partial: None,
+            offset: 0,
+        });
+        let state = Arc::clone(&reading.state);
+        let waiting = waiting(image)?;
+        if waiting == 0 {
+            return self.end(image, &state);
+        }
+        let mut payload = match reading.partial.take() {
+            Some(payload) => {
+                self.partials -= 1;
+                payload
+            }
+            None => self.take()?,
+        };
+        let start = payload.len;
+        let got = self.fill(image, &mut payload, waiting)?;
+        if let Some(inventory) = &mut image.inventory {
+            inventory.see(&payload.chunk[start..payload.len]);
+        }
+        image.taken += got as u64;
+        let full = payload.len == payload.chunk.len() || got == 0;
+        let Some(reading) = self.reading.get_mut(&image.file) else { return Ok(Readable::More) };
+        if full || self.partials >= self.ring.chunks() / 4 {
+            let offset = reading.offset;
+            reading.offset += payload.len as u64;
+            self.dispatch(state, offset, payload)?;
+        } else {
+            reading.partial = Some(payload);
+            self.partials += 1;
+        }
+        Ok(Readable::More)
+    }
+
+    fn alarm(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fault.alarm())
+    }
+
+    fn health(&mut self) -> Result<()> {
+        self.fault.check()?;
+        self.destination.health()
+    }
+
+    fn commit(&mut self, totals: &Totals) -> Result<Vec<ShardStat>> {
+        // The workers first: what they hold still goes to the shards.
+        self.jobs = None;
+        for worker in self.workers.drain(..) {
+            worker.join().map_err(|_| Error::Panicked("compression".into()))?;
+        }
+        let end = ImageEnd {
+            files: totals.files,
+            raw_bytes: totals.raw_bytes,
+            superseded: totals.superseded.clone(),
+            created_unix_ms: self.created_unix_ms,
+            writer: crate::WRITER.to_owned(),
+            shard_chunks: 0,
+            shard_stored_bytes: 0,
+        };
+        let Some(writers) = self.writers.take() else { return Ok(Vec::new()) };
+        self.frames = None;
+        let waiting = writers.finish(Outcome::Complete(end));
+        let stats = loop {
+            if let Some(stats) = waiting.poll(WAIT)? {
+                break stats;
+            }
+            self.check()?;
+            self.destination.health()?;
+        };
+        self.fault.check()?;
+        self.destination.commit()?;
+        Ok(stats)
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.jobs = None;
+        self.frames = None;
+        self.reading.clear();
+        if let Some(writers) = self.writers.take() {
+            writers.finish(Outcome::Abort(reason.to_owned())).wait_briefly();
+        }
+        self.destination.abort(reason);
+    }
+
+    fn explain(&mut self, error: Error) -> Error {
+        self.destination.explain(error)
+    }
+}
+
+impl NativeIntake<'_> {
+    fn end(&mut self, image: &OpenImage, state: &Arc<FileState>) -> Result<Readable> {
+        if let Some(reading) = self.reading.remove(&image.file)
+            && let Some(payload) = reading.partial
+        {
+            self.partials -= 1;
+            self.dispatch(reading.state, reading.offset, payload)?;
+        }
+        let mut progress = state.progress();
+        progress.size = Some(image.taken);
+        let end = progress.end(state.file);
+        drop(progress);
+        if let Some(end) = end {
+            self.send(Frame::End(Arc::clone(state), end))?;
+        }
+        Ok(Readable::End)
+    }
+}
+
+/// How many bytes wait in a pipe that was reported readable; none means that it has ended.
+pub(super) fn waiting(image: &OpenImage) -> Result<usize> {
+    let waiting = rustix::io::ioctl_fionread(&image.pipe)
+        .map_err(Error::io(|| format!("look into the pipe of {}", image.name)))?;
+    Ok(usize::try_from(waiting).unwrap_or(usize::MAX))
+}
+
+/// Compresses chunks that may be worth it.
+struct Worker {
+    jobs: Receiver<Job>,
+    frames: Option<Sender<Frame>>,
+    frames_out: Receiver<Frame>,
+    fault: Arc<Fault>,
+    compression: Compression,
+}
+
+impl Worker {
+    fn run(self, mut spare: vramstream::ring::Chunk) {
+        let Some(frames) = &self.frames else { return };
+        for Job { state, mut header, mut payload } in &self.jobs {
+            if self.fault.is_raised() {
+                continue;
+            }
+            // The shards have nothing to do and the workers too much: the link is the faster part.
+            let starving = self.compression == Compression::Auto
+                && self.frames_out.is_empty()
+                && self.jobs.len() * 4 >= self.jobs.capacity().unwrap_or(usize::MAX) * 3;
+            let stored = if starving {
+                None
+            } else {
+                state.compress.compress(self.compression, payload.bytes(), &mut spare)
+            };
+            if let Some(stored) = stored {
+                header.codec = Codec::Lz4;
+                header.stored_len = u32::try_from(stored).unwrap_or(u32::MAX);
+                payload.pages = None;
+                payload.len = stored;
+                std::mem::swap(&mut payload.chunk, &mut spare);
+            }
+            let frame = Frame::Chunk(state, header, Some(payload));
+            let sent = send_frame(frames, frame, &|frames, frame| {
+                frames.send(frame).map_err(|_| Error::Panicked("shard".into()))
+            });
+            if let Err(error) = sent {
+                self.fault.raise(error);
+            }
+        }
+    }
+}
+
+/// A ring within its share of the budget.
+fn ring(memory_bytes: u64) -> Result<Ring> {
+    let bytes = usize::try_from(memory_bytes / RING_SHARE).unwrap_or(usize::MAX);
+    let page = page_bytes();
+    let chunk_bytes = (bytes / FEWEST_CHUNKS).min(CHUNK_BYTES) / page * page;
+    if chunk_bytes == 0 {
+        return Err(Error::Usage(format!(
+            "--memory {memory_bytes} is too little: give at least {}",
+            page as u64 * FEWEST_CHUNKS as u64 * RING_SHARE
+        )));
+    }
+    // More chunks than 64 MiB's worth do not make anything faster.
+    let chunks = (bytes / chunk_bytes).min((64 << 20) / chunk_bytes).max(FEWEST_CHUNKS);
+    Ring::new(chunk_bytes, chunks).map_err(|error| Error::Usage(error.to_string()))
+}
+
+fn unix_ms() -> u64 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0))
+}

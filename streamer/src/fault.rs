@@ -1,0 +1,57 @@
+//! The first thing that went wrong on any thread of a command.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::error::{Error, Result};
+
+/// Keeps the first error and wakes the thread that waits. Later ones are consequences and are dropped.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    first: Mutex<Option<Error>>,
+    raised: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Fault {
+    pub(crate) fn new() -> Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(Error::io(|| "make an event descriptor"))?;
+        Ok(Fault { first: Mutex::new(None), raised: AtomicBool::new(false), event })
+    }
+
+    pub(crate) fn raise(&self, error: Error) {
+        let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.raised.swap(true, Ordering::AcqRel) {
+            *first = Some(error);
+            // The counter of an event descriptor takes far more than one.
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether something has gone wrong.
+    pub(crate) fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Acquire)
+    }
+
+    /// The error, for the one who reports it; afterwards only that there was one.
+    pub(crate) fn check(&self) -> Result<()> {
+        if !self.is_raised() {
+            return Ok(());
+        }
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Err(first.unwrap_or_else(|| Error::Panicked("shard".into())))
+    }
+
+    /// Becomes readable when something goes wrong.
+    pub(crate) fn alarm(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}

@@ -1,0 +1,39 @@
+//! What this process may use.
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+/// Descriptors kept back for everything that is not an image: standard streams, shards, sockets,
+/// epoll, and the pipes of [`PagePipes`](crate::payload::PagePipes).
+const RESERVED_DESCRIPTORS: u64 = 40;
+
+/// Raises the soft limit on open files to the hard one: a dump of many processes has many images
+/// open at once. What the limit is then.
+pub fn raise_open_files() -> u64 {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 1024 };
+    if soft < hard && setrlimit(Resource::RLIMIT_NOFILE, hard, hard).is_ok() {
+        return hard;
+    }
+    soft
+}
+
+/// How many images may be open at once.
+pub fn descriptors_for_images() -> usize {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+    usize::try_from(limit.saturating_sub(RESERVED_DESCRIPTORS).max(8)).unwrap_or(usize::MAX)
+}
+
+/// How many pipes may be made to keep pages in: two descriptors each, and only from plenty.
+pub fn page_pipes() -> usize {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+    usize::try_from(limit.saturating_sub(4 * RESERVED_DESCRIPTORS) / 8).unwrap_or(0).min(16)
+}
+
+/// The memory of this machine, or of the control group if that is less, in bytes.
+pub fn memory_bytes() -> u64 {
+    let machine = nix::sys::sysinfo::sysinfo().map_or(1 << 30, |info| info.ram_total());
+    let groups = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    groups
+        .iter()
+        .filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok())
+        .fold(machine, u64::min)
+}

@@ -1,0 +1,199 @@
+//! Gives the images of a checkpoint to CRIU, in whatever order it asks.
+//!
+//! ```text
+//!  CRIU ◄──socket──► serve (this thread: requests, replies, small images)
+//!       ◄──pipe───── a thread for each larger image that is open
+//! ```
+//!
+//! An image that CRIU opens and does not read, or reads later, holds up nothing else. Images can be
+//! asked for any number of times, with one exception: from a source that can be read only once, an
+//! image larger than [`Options::reread_bytes`] leaves memory while CRIU takes it. "Absent" is said
+//! only of images that were never captured.
+//!
+//! # When something is wrong
+//!
+//! Whatever can be checked is checked before CRIU can connect. From a seekable source that is the
+//! index; an image of up to [`WHOLE_BYTES`] is then checked whole before its
+//! first byte is given, a larger one piece by piece. When a piece turns out to be damaged, its pipe
+//! and all connections are closed at once: CRIU finds an end where none may be, and fails.
+
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::event::{Timespec, epoll};
+
+use crate::{
+    criu::{Connection, Listener, Request, SERVE_SOCKET},
+    error::{Error, Result},
+    fault::Fault,
+    format::FileName,
+    progress::Progress,
+    signals::Signals,
+};
+
+mod files;
+mod memory;
+mod pipe_out;
+mod remap;
+mod seekable;
+mod sender;
+
+pub use files::{ImageFiles, Opened, Pieces, Step, WHOLE_BYTES};
+pub use memory::MemoryFiles;
+pub use pipe_out::PipeOut;
+pub use remap::{PortMap, remap_files_img};
+pub use seekable::SeekableFiles;
+use sender::Senders;
+
+/// How to serve.
+#[derive(Debug)]
+pub struct Options {
+    /// Where CRIU looks for the socket.
+    pub images_dir: PathBuf,
+    /// How many programs read the image: CRIU, and perhaps its lazy-pages daemon.
+    pub clients: u32,
+    /// Files that do not go to CRIU, each to a pipe.
+    pub external_files: Vec<(FileName, OwnedFd)>,
+    /// Listening ports to change in files.img.
+    pub ports: PortMap,
+}
+
+/// How long images that are being read may go without a byte after all clients have gone.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// The image whose ports can be remapped.
+const FILES_IMG: &str = "files.img";
+
+const SIGNALS: u64 = 0;
+const LISTENER: u64 = 1;
+const ALARM: u64 = 2;
+const FIRST_CLIENT: u64 = 16;
+
+/// Serves until every client has come and gone. Tells `progress` when CRIU can connect.
+pub fn serve(
+    options: Options,
+    files: Arc<dyn ImageFiles>,
+    signals: &Signals,
+    progress: &Progress,
+) -> Result<()> {
+    let files = remapped(files, &options.ports)?;
+    let fault = Arc::new(Fault::new()?);
+    let senders = Senders::new(&fault, progress);
+    for (name, pipe) in options.external_files {
+        match files.open(&name)? {
+            Opened::Absent => {
+                return Err(Error::Usage(format!("{name} is not in the image: drop it from --ext-file-fds")));
+            }
+            Opened::File(pieces) => senders.send_to_the_end(name, pieces, pipe)?,
+        }
+    }
+    let listener = Listener::bind(&options.images_dir, SERVE_SOCKET)?;
+    let mut server = Server {
+        epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::io(|| "make an epoll"))?,
+        files,
+        senders,
+        clients: HashMap::new(),
+        awaited: options.clients,
+        next_client: FIRST_CLIENT,
+    };
+    server.watch(signals, SIGNALS)?;
+    server.watch(&listener, LISTENER)?;
+    server.watch(fault.alarm(), ALARM)?;
+    progress.line("socket-init");
+    server.run(listener, signals, &fault)
+}
+
+struct Server {
+    epoll: OwnedFd,
+    files: Arc<dyn ImageFiles>,
+    senders: Senders,
+    clients: HashMap<u64, Connection>,
+    /// Clients that have not come yet.
+    awaited: u32,
+    next_client: u64,
+}
+
+impl Server {
+    fn run(&mut self, listener: Listener, signals: &Signals, fault: &Fault) -> Result<()> {
+        let mut listener = Some(listener);
+        let mut events = Vec::with_capacity(16);
+        while self.awaited > 0 || !self.clients.is_empty() {
+            events.clear();
+            let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
+            let spare = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&self.epoll, spare, Some(&timeout)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(Error::io(|| "wait for CRIU")(error)),
+            }
+            for event in &events {
+                match event.data.u64() {
+                    SIGNALS => signals.check()?,
+                    ALARM => fault.check()?,
+                    LISTENER => self.accept(&mut listener)?,
+                    client => self.client(client)?,
+                }
+            }
+        }
+        self.senders.finish(signals, fault, LINGER)
+    }
+
+    fn accept(&mut self, listener: &mut Option<Listener>) -> Result<()> {
+        let Some(open) = listener else { return Ok(()) };
+        let Some(stream) = open.accept()? else { return Ok(()) };
+        let connection = Connection::new(stream, open.path().display().to_string());
+        self.watch(&connection, self.next_client)?;
+        self.clients.insert(self.next_client, connection);
+        self.next_client += 1;
+        self.awaited -= 1;
+        if self.awaited == 0 {
+            *listener = None;
+        }
+        Ok(())
+    }
+
+    fn client(&mut self, number: u64) -> Result<()> {
+        let Some(connection) = self.clients.get_mut(&number) else { return Ok(()) };
+        match connection.receive() {
+            Ok(None) => Ok(()),
+            Ok(Some(Request::Name(name))) => {
+                let exists = self.files.exists(&name);
+                connection.reply(exists)
+            }
+            Ok(Some(Request::Pipe(name, pipe))) => match self.files.open(&name)? {
+                Opened::File(pieces) => self.senders.send(name, pieces, pipe),
+                // It was there when the reply was given, and images do not go away.
+                Opened::Absent => Ok(()),
+            },
+            Ok(Some(Request::Closed)) => {
+                self.clients.remove(&number);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn watch(&self, fd: impl AsFd, event: u64) -> Result<()> {
+        let data = epoll::EventData::new_u64(event);
+        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+            .map_err(Error::io(|| "watch a descriptor"))
+    }
+}
+
+/// The same files, with other ports in one of them.
+fn remapped(files: Arc<dyn ImageFiles>, ports: &PortMap) -> Result<Arc<dyn ImageFiles>> {
+    if ports.is_empty() {
+        return Ok(files);
+    }
+    let name = FileName::new(FILES_IMG)?;
+    let Opened::File(mut pieces) = files.open(&name)? else { return Ok(files) };
+    let mut content = Vec::new();
+    pieces.read_all(&mut content)?;
+    drop(pieces);
+    let content = remap_files_img(&content, ports)?;
+    Ok(Arc::new(memory::Replaced::new(files, name, content.into())))
+}
