@@ -158,7 +158,7 @@ pub(super) fn verify(image: Option<PathBuf>, options: Options, progress: &Progre
 pub(super) fn inspect(image: Option<PathBuf>, options: Options, progress: &Progress) -> Result<()> {
     let shards = places::origin(image, &options)?.open()?;
     let inspection = match seekable(shards)? {
-        Source::Seekable(image, _) => Inspection::of_index(&image)?,
+        Source::Seekable(image, sizes) => Inspection::of_index(&image, &sizes),
         Source::Stream(shards) => {
             let counters = progress.absorbing(&shards);
             Inspection::of_stream(shards, &counters)?

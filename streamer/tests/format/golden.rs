@@ -25,11 +25,11 @@ use crate::{
 /// literal, a match of 58 at distance 1, five literals.
 const LZ4_AAAA: &[u8] = b"\x1fa\x01\0\x27\x50aaaaa";
 
-fn path(file: &str) -> PathBuf {
+pub(crate) fn path(file: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "../tests/golden/v1", file].iter().collect()
 }
 
-fn kept(file: &str) -> Vec<u8> {
+pub(crate) fn kept(file: &str) -> Vec<u8> {
     std::fs::read(path(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 

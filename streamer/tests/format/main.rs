@@ -7,6 +7,7 @@
 mod damage;
 mod golden;
 mod hostile;
+mod inspection;
 mod markers;
 mod native_image;
 mod round_trip;
