@@ -19,6 +19,8 @@
 //! | [`seekable`] | an image in files, opened by its indexes and read chunk by chunk in any order |
 //! | [`serve`] | files to CRIU's pipes, in whatever order it asks |
 //! | [`extract`] | files to a directory |
+//! | [`verify`] | reads an image and keeps nothing |
+//! | [`inspect`] | what is in an image, for programs and for people |
 //! | [`commit_gate`] | holds CRIU until the image is safe |
 //! | [`payload`] | the bytes of a chunk on their way to a shard |
 //! | [`cli`], [`progress`], [`signals`], [`limits`] | the program around it |
@@ -35,6 +37,7 @@ pub mod error;
 pub mod extract;
 mod fault;
 pub mod format;
+pub mod inspect;
 pub mod limits;
 pub mod payload;
 pub mod progress;
@@ -44,6 +47,7 @@ pub mod serve;
 pub mod signals;
 pub mod store;
 pub mod transport;
+pub mod verify;
 
 pub use error::{Error, Result};
 

@@ -9,6 +9,7 @@ use crate::{
     error::{Error, Result},
     extract::{self, Extraction},
     format::{ImageEnd, Manifest, Prologue},
+    inspect::Inspection,
     limits,
     progress::Progress,
     seekable::SeekableImage,
@@ -16,6 +17,7 @@ use crate::{
     signals::Signals,
     store::MemoryStore,
     transport::{Origin, ShardReader, tcp::TcpOrigin},
+    verify,
 };
 
 pub(super) fn capture(options: Options, progress: &Progress) -> Result<()> {
@@ -139,8 +141,38 @@ fn extract_from(origin: &mut dyn Origin, options: &Options, progress: &Progress)
     Ok(())
 }
 
-pub(super) fn verify(image: Option<PathBuf>, options: Options, progress: &Progress) -> Result<()> { todo!() }
-pub(super) fn inspect(image: Option<PathBuf>, options: Options, progress: &Progress) -> Result<()> { todo!() }
+pub(super) fn verify(image: Option<PathBuf>, options: Options, progress: &Progress) -> Result<()> {
+    let shards = places::origin(image, &options)?.open()?;
+    let counters = progress.absorbing(&shards);
+    let absorbed = verify::verify(shards, &counters)?;
+    let ImageEnd { files, raw_bytes, .. } = absorbed.manifest.end;
+    if options.json {
+        println!("{}", serde_json::json!({ "complete": true, "files": files, "raw_bytes": raw_bytes }));
+    } else if !options.quiet {
+        println!("complete and intact: {files} files, {raw_bytes} bytes");
+    }
+    progress.finished(files, raw_bytes);
+    Ok(())
+}
+
+pub(super) fn inspect(image: Option<PathBuf>, options: Options, progress: &Progress) -> Result<()> {
+    let shards = places::origin(image, &options)?.open()?;
+    let inspection = match seekable(shards)? {
+        Source::Seekable(image, sizes) => Inspection::of_index(&image, &sizes),
+        Source::Stream(shards) => {
+            let counters = progress.absorbing(&shards);
+            Inspection::of_stream(shards, &counters)?
+        }
+    };
+    if options.json {
+        let json = serde_json::to_string(&inspection).unwrap_or_default();
+        println!("{json}");
+    } else {
+        print!("{inspection}");
+    }
+    Ok(())
+}
+
 /// How an image can be read.
 enum Source {
     /// At any place: its index is known, and the sizes of its shards.

@@ -291,7 +291,8 @@ impl Assembly {
         }
         summaries.sort_unstable_by_key(|summary| summary.file);
         let found_files = u32::try_from(summaries.len()).unwrap_or(u32::MAX);
-        let raw_bytes = summaries.iter().map(|summary| summary.checksum.len).sum();
+        let sizes = summaries.iter().map(|summary| summary.checksum.len);
+        let raw_bytes = sizes.fold(0, u64::saturating_add);
         if (found_files, raw_bytes) != (end.files, end.raw_bytes) {
             return Err(ImageError::Totals {
                 files: found_files,

@@ -8,6 +8,10 @@ use super::{
     frame::PREFIX_BYTES, index::IndexBuilder,
 };
 
+/// The least padding for each size that its field in a header can have: not there, and varints of
+/// one to three bytes.
+const LEAST_PADS: [u32; 4] = [0, 1, 1 << 7, 1 << 14];
+
 /// Encodes one shard. Every method appends to `out`, which the caller then writes, in order; after
 /// [`chunk`](Self::chunk) the caller writes the payload itself. [`position`](Self::position) counts
 /// both.
@@ -47,13 +51,14 @@ impl ShardEncoder {
     }
 
     /// Announces a chunk, whose payload of `stored_len` bytes the caller writes next. With `align`
-    /// (a power of two) the payload starts at a multiple of it.
+    /// (a power of two, at most half of [`MAX_PAD`]) the payload starts at a multiple of it.
     pub fn chunk(
         &mut self,
         mut chunk: ChunkHeader,
         align: Option<u32>,
         out: &mut BytesMut,
     ) -> Result<(), FormatError> {
+        let align = align.filter(|align| align.is_power_of_two());
         chunk.pad = align.map_or(0, |align| self.pad_to(chunk, align));
         let chunk = chunk.checked(self.position)?;
         let frame_at = self.position;
@@ -91,7 +96,8 @@ impl ShardEncoder {
     }
 
     /// The padding that brings the payload to a multiple of `align`. The padding's own length is in
-    /// the header, whose size depends on it, so each size that the field can have is tried.
+    /// the header, whose size depends on it, so each size that the field can have is tried with the
+    /// least padding that has it.
     fn pad_to(&self, chunk: ChunkHeader, align: u32) -> u32 {
         let frame_len = |pad| {
             let chunk = ChunkHeader { pad, ..chunk }.to_pb();
@@ -102,13 +108,10 @@ impl ShardEncoder {
         let align_u64 = u64::from(align);
         let fits =
             |pad: u32| (self.position + frame_len(pad) + u64::from(pad)).is_multiple_of(align_u64);
-        let guess = |pad: u32| {
-            let end = self.position + frame_len(pad);
-            u32::try_from(end.next_multiple_of(align_u64) - end).unwrap_or(0)
+        let guess = |least: u32| {
+            let end = self.position + frame_len(least) + u64::from(least);
+            least + u32::try_from(end.next_multiple_of(align_u64) - end).unwrap_or(0)
         };
-        [guess(0), guess(1), guess(128), guess(128) + align]
-            .into_iter()
-            .find(|&pad| pad < MAX_PAD && fits(pad))
-            .unwrap_or(0)
+        LEAST_PADS.into_iter().map(guess).find(|&pad| pad <= MAX_PAD && fits(pad)).unwrap_or(0)
     }
 }

@@ -48,9 +48,11 @@ pub struct Prologue {
 }
 
 impl Prologue {
-    /// Whether a stream that begins like this is of the native format.
+    /// Whether a stream that begins like this is of the native format; one that ends before the
+    /// magic does, and is right so far, is.
     pub fn is_native(first_bytes: &[u8]) -> bool {
-        first_bytes.starts_with(&MAGIC)
+        let len = first_bytes.len().min(MAGIC.len());
+        len > 0 && first_bytes[..len] == MAGIC[..len]
     }
 
     /// The 64 bytes.

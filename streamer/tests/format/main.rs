@@ -4,5 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(clippy::cast_possible_truncation)]
 
+mod damage;
+mod golden;
+mod hostile;
+mod inspection;
 mod markers;
+mod native_image;
+mod round_trip;
 mod support;

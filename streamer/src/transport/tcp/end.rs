@@ -74,7 +74,7 @@ pub(super) fn is_effect(error: &Error) -> bool {
                 | UnexpectedEof
         ),
         Error::Shard { source, .. } => matches!(source, Truncated { .. } | Aborted { .. }),
-        Error::Peer { .. } | Error::Silent { .. } => true,
+        Error::Peer { .. } | Error::Silent { .. } | Error::Empty => true,
         _ => false,
     }
 }
