@@ -5,9 +5,10 @@
 
 use prost::Message;
 
-/// The first four bytes of every image.
+/// At the head of every image but the inventory.
 pub const COMMON_MAGIC: u32 = 0x5456_4319;
-/// The next four of `inventory.img`, the last image of a dump.
+/// The first four bytes of `inventory.img`, the last image of a dump, which alone has no other
+/// magic number in front.
 pub const INVENTORY_MAGIC: u32 = 0x5831_3116;
 /// The next four of `files.img`.
 pub const FILES_MAGIC: u32 = 0x5630_3138;
@@ -23,7 +24,11 @@ pub const FAMILIES: [u32; 2] = [2, 10];
 
 /// An image of these records, each already a message.
 pub fn image(magic: u32, records: &[Vec<u8>]) -> Vec<u8> {
-    let mut bytes = [COMMON_MAGIC.to_le_bytes(), magic.to_le_bytes()].concat();
+    let mut bytes = match magic {
+        INVENTORY_MAGIC => Vec::new(),
+        _ => COMMON_MAGIC.to_le_bytes().to_vec(),
+    };
+    bytes.extend(magic.to_le_bytes());
     for record in records {
         bytes.extend((record.len() as u64).to_le_bytes().iter().take(4));
         bytes.extend(record);
