@@ -46,6 +46,33 @@ fn rounds(work: impl Fn(&CaptureClient) -> io::Result<()>) -> io::Result<Files> 
     all.pop().ok_or_else(|| io::Error::other("no format"))
 }
 
+/// The same for an image `ghost.img` that is written twice. The native format must keep the last
+/// one. A stream of the other format has no place for two: it must keep the last one as well, or
+/// the capture must fail then and there, with the name.
+fn rounds_of_ghost(
+    work: impl Fn(&CaptureClient) -> io::Result<()>,
+    right: impl Fn(&Files) -> bool,
+) -> io::Result<()> {
+    for &words in formats() {
+        let dir = tempfile::tempdir()?;
+        let launch = Launch::new(&Program::under_test()?, dir.path()).args(words);
+        let mut seen = Ok(());
+        let captured = capture_on(launch, |criu| {
+            // Where the capture fails, CRIU may be told at any time.
+            seen = work(&criu).and_then(|()| criu.finish());
+            Ok(())
+        })?;
+        if !captured.outcome.success() && words.contains(&"criu-image-streamer") {
+            captured.outcome.expect_failure(&["ghost.img"])?;
+            continue;
+        }
+        captured.outcome.expect_success()?;
+        seen?;
+        assert!(right(&files_of(&captured.shards)?), "{words:?}");
+    }
+    Ok(())
+}
+
 fn one(name: &str, content: &[u8]) -> Files {
     Files::from([(name.to_owned(), content.to_vec())])
 }
@@ -175,19 +202,18 @@ fn an_image_of_no_bytes_is_an_image() -> io::Result<()> {
 fn of_an_image_written_twice_the_last_counts() -> io::Result<()> {
     let (large, small) = (random_bytes(1, 1 << 20), random_bytes(2, 10));
     for (first, second) in [(&large, &small), (&small, &large)] {
-        let files = rounds(|criu| {
+        let right = |files: &Files| files.get("ghost.img") == Some(second);
+        let back_to_back = |criu: &CaptureClient| {
             criu.send("ghost.img", first)?;
             criu.send("ghost.img", second)
-        })?;
-        assert!(files == one("ghost.img", second), "back to back");
-
-        let mut files = rounds(|criu| {
+        };
+        rounds_of_ghost(back_to_back, right)?;
+        let with_one_between = |criu: &CaptureClient| {
             criu.send("ghost.img", first)?;
             criu.send("other.img", &[7])?;
             criu.send("ghost.img", second)
-        })?;
-        assert_eq!(files.remove("other.img"), Some(vec![7]));
-        assert!(files == one("ghost.img", second), "with one between");
+        };
+        rounds_of_ghost(with_one_between, |files| right(files) && files["other.img"] == [7])?;
     }
     Ok(())
 }
@@ -204,13 +230,13 @@ fn of_an_image_open_twice_the_last_to_end_counts() -> io::Result<()> {
     };
     for (first, second) in [(&large, &small), (&small, &large)] {
         for in_order in [true, false] {
-            let files = rounds(|criu| {
+            let open_at_once = |criu: &CaptureClient| {
                 let (one, two) = (criu.open("ghost.img")?, criu.open("ghost.img")?);
                 let (one, two) = if in_order { (one, two) } else { (two, one) };
                 finish(one, first)?;
                 finish(two, second)
-            })?;
-            assert!(files == one("ghost.img", second), "opened in this order: {in_order}");
+            };
+            rounds_of_ghost(open_at_once, |files| files.get("ghost.img") == Some(second))?;
         }
     }
     Ok(())
@@ -434,7 +460,9 @@ fn names_that_are_no_file_names_are_refused() -> io::Result<()> {
             let _ = criu.finish();
             Ok(())
         })?;
-        captured.outcome.expect_failure(&["name"])?;
+        // What is not text cannot be shown, and need not be called a name.
+        let words: &[&str] = if name.is_ascii() { &["name"] } else { &[] };
+        captured.outcome.expect_failure(words)?;
     }
     Ok(())
 }
