@@ -4,6 +4,7 @@ use std::{
     fs, io,
     io::Write,
     os::unix::fs::{PermissionsExt, chown},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -11,40 +12,66 @@ use nix::unistd::geteuid;
 use vramstream_tests::{
     fake_criu::CaptureClient,
     images::random_bytes,
-    rounds::{capture_on, files_of},
+    rounds::{Files, capture_on, extract_on, files_of, image_of},
     streamer::{Launch, Operation, Program},
 };
 
 use super::SOON;
 
-/// Captures 16 MiB into files on a file system of this size, which only the program sees, and
-/// gives back what it left there.
+/// A file system of a given size that only the program sees.
+struct SmallDisk {
+    dir: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    fn new() -> io::Result<Self> {
+        let disk = SmallDisk { dir: tempfile::tempdir()? };
+        fs::create_dir(disk.path())?;
+        Ok(disk)
+    }
+
+    /// Where the program finds it.
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("small")
+    }
+
+    /// The program under test, with so much room there.
+    fn program(&self, kibibytes: u64) -> io::Result<Program> {
+        let script = format!(
+            "mount -t tmpfs -o size={kibibytes}k small {target} || exit 99; \
+             \"$0\" \"$@\"; status=$?; find {target} -type f > {listing}; exit $status",
+            target = self.path().display(),
+            listing = self.dir.path().join("listing").display(),
+        );
+        let new = if geteuid().is_root() { "-m" } else { "-Urm" };
+        Ok(Program::under_test()?.through(&["unshare", new, "sh", "-c", &script]))
+    }
+
+    /// The files that the program left there.
+    fn left(&self) -> io::Result<String> {
+        fs::read_to_string(self.dir.path().join("listing"))
+    }
+}
+
+const FULL: &[&str] = &["no space", "enospc", "full"];
+
+/// Captures 16 MiB into files on a disk of this size, and gives back what is left there.
 fn capture_onto(kibibytes: u64) -> io::Result<String> {
-    let dir = tempfile::tempdir()?;
-    let (target, listing) = (dir.path().join("small"), dir.path().join("listing"));
-    fs::create_dir(&target)?;
-    let script = format!(
-        "mount -t tmpfs -o size={kibibytes}k small {target} || exit 99; \
-         \"$0\" \"$@\"; status=$?; find {target} -type f > {listing}; exit $status",
-        target = target.display(),
-        listing = listing.display(),
-    );
-    let new = if geteuid().is_root() { "-m" } else { "-Urm" };
-    let program = Program::under_test()?.through(&["unshare", new, "sh", "-c", &script]);
-    let to = format!("file:{}", target.join("image").display());
-    let launch = Launch::new(&program, dir.path()).no_shards().args(&["--to", &to]);
-    let mut running = launch.start(Operation::Capture)?;
+    let (disk, sockets) = (SmallDisk::new()?, tempfile::tempdir()?);
+    let to = format!("file:{}", disk.path().join("image").display());
+    let launch = Launch::new(&disk.program(kibibytes)?, sockets.path());
+    let mut running = launch.no_shards().args(&["--to", &to]).start(Operation::Capture)?;
     // With no room at all it may refuse before it listens.
     if running.wait_for_within("socket-init", SOON).is_ok() {
-        let criu = CaptureClient::connect_within(dir.path(), SOON)?;
+        let criu = CaptureClient::connect_within(sockets.path(), SOON)?;
         // CRIU may be told at any of these.
         let _ = criu
             .open("pages-1.img")
             .and_then(|mut image| image.write_all(&random_bytes(1, 16 << 20)))
             .and_then(|()| criu.finish());
     }
-    running.wait_within(SOON)?.expect_failure(&["no space", "enospc", "full"])?;
-    fs::read_to_string(listing)
+    running.wait_within(SOON)?.expect_failure(FULL)?;
+    disk.left()
 }
 
 #[test]
@@ -53,6 +80,20 @@ fn a_full_disk_publishes_nothing() -> io::Result<()> {
     for kibibytes in [4, 8 << 10, 16 << 10] {
         let left = capture_onto(kibibytes)?;
         assert!(left.trim().is_empty(), "{kibibytes} KiB: left behind: {left}");
+    }
+    Ok(())
+}
+
+#[test]
+fn extracting_onto_a_full_disk_leaves_nothing_that_looks_restorable() -> io::Result<()> {
+    let files = Files::from([("pages-1.img".to_owned(), random_bytes(1, 16 << 20))]);
+    let shards = image_of(&files, 2)?;
+    for kibibytes in [4, 8 << 10, 16 << 10] {
+        let disk = SmallDisk::new()?;
+        let launch = Launch::new(&disk.program(kibibytes)?, &disk.path());
+        extract_on(launch, &shards)?.expect_failure(FULL)?;
+        let left = disk.left()?;
+        assert!(!left.contains("inventory.img"), "{kibibytes} KiB: left behind: {left}");
     }
     Ok(())
 }
