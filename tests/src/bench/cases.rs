@@ -218,7 +218,7 @@ pub fn all<'a>(setup: &'a Setup<'a>) -> Vec<Case<'a>> {
             id: 'b',
             title: "capture with checksums to a pipe".to_owned(),
             variants: with(setup.to_pipes("native, --compress none", RAW, 1), setup, 1),
-            targets: vec![versus(CPU, AtMost, 2.67)],
+            targets: vec![versus(CPU, AtMost, 2.67), absolute(CPU, AtMost, 0.40)],
         },
         Case {
             id: 'c',

@@ -49,6 +49,15 @@ impl Operation {
     }
 }
 
+/// The image formats that the program under test can write, as words for its command line. A
+/// program with criu-image-streamer's own options (`VRAMSTREAM_BIN_PLAIN` is set) has one.
+pub fn formats() -> &'static [&'static [&'static str]] {
+    if env::var_os("VRAMSTREAM_BIN_PLAIN").is_some() {
+        return &[&[]];
+    }
+    &[&["--format", "native"], &["--format", "criu-image-streamer"]]
+}
+
 /// A program that streams images.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -59,7 +68,7 @@ pub struct Program {
 impl Program {
     /// The one under test.
     pub fn under_test() -> io::Result<Self> {
-        if let Some(path) = env::var_os("VRAMSTREAM_BIN") {
+        if let Some(path) = env::var_os("VRAMSTREAM_BIN").filter(|path| !path.is_empty()) {
             return Ok(Self::at(path));
         }
         let test = env::current_exe()?;
