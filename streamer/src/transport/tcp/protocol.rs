@@ -59,7 +59,9 @@
 //! shard connection has no time-out of its own (in particular no `TCP_USER_TIMEOUT`, which since
 //! Linux 5.11 counts a closed window, that is a slow reader, as a dead one), and whoever loses the
 //! control connection shuts the shard connections down. The end of the control connection, other
-//! than after `Confirmed`, is a failure of the transfer.
+//! than after `Confirmed`, is a failure of the transfer. If a network drops one shard connection
+//! and spares the control connection, the kernel's own limits apply: keepalive where nothing is
+//! under way, retransmission (`net.ipv4.tcp_retries2`, some 15 minutes) where something is.
 //!
 //! # Who may go on
 //!
