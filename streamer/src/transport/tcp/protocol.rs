@@ -73,12 +73,13 @@
 //! |---|---|---|
 //! | anything before `Sent` has arrived | fails, the process goes on | fails |
 //! | `Committed` | fails, the process goes on | fails: nobody confirmed |
-//! | `Confirmed` | succeeds, the process is gone | fails: nobody confirmed, the image is kept |
+//! | `Confirmed` | succeeds, the process is gone | fails: nobody confirmed, files are kept |
 //!
 //! The last line is the window that two parties on a network cannot close (the two generals). It
-//! is as long as one small message takes, and is left where nothing runs twice and nothing is
-//! lost: the image is whole at the receiver, which says that a person has to look whether the
-//! process still runs at the source before using it.
+//! is as long as one small message takes, and is left where nothing runs twice. What was received
+//! into files is not lost there either: the receiver keeps them, and says that a person has to look
+//! whether the process still runs at the source before using them. What was received into memory
+//! goes with the receiver.
 //!
 //! # What this module must not know
 //!
