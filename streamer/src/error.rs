@@ -91,8 +91,8 @@ pub enum Error {
     },
     /// A sender was told that its image is here, and nobody knows whether it heard.
     #[error(
-        "the image is here and whole, but {peer} did not confirm that it knows: its process may go on \
-         there; do not use the image before you have looked"
+        "the image arrived whole, but {peer} did not confirm that it knows: its process may go on \
+         there; look before you use what was received here"
     )]
     Unconfirmed {
         /// The address.

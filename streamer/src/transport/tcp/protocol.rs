@@ -59,7 +59,9 @@
 //! shard connection has no time-out of its own (in particular no `TCP_USER_TIMEOUT`, which since
 //! Linux 5.11 counts a closed window, that is a slow reader, as a dead one), and whoever loses the
 //! control connection shuts the shard connections down. The end of the control connection, other
-//! than after `Confirmed`, is a failure of the transfer.
+//! than after `Confirmed`, is a failure of the transfer. If a network drops one shard connection
+//! and spares the control connection, the kernel's own limits apply: keepalive where nothing is
+//! under way, retransmission (`net.ipv4.tcp_retries2`, some 15 minutes) where something is.
 //!
 //! # Who may go on
 //!
@@ -71,12 +73,13 @@
 //! |---|---|---|
 //! | anything before `Sent` has arrived | fails, the process goes on | fails |
 //! | `Committed` | fails, the process goes on | fails: nobody confirmed |
-//! | `Confirmed` | succeeds, the process is gone | fails: nobody confirmed, the image is kept |
+//! | `Confirmed` | succeeds, the process is gone | fails: nobody confirmed, files are kept |
 //!
 //! The last line is the window that two parties on a network cannot close (the two generals). It
-//! is as long as one small message takes, and is left where nothing runs twice and nothing is
-//! lost: the image is whole at the receiver, which says that a person has to look whether the
-//! process still runs at the source before using it.
+//! is as long as one small message takes, and is left where nothing runs twice. What was received
+//! into files is not lost there either: the receiver keeps them, and says that a person has to look
+//! whether the process still runs at the source before using them. What was received into memory
+//! goes with the receiver.
 //!
 //! # What this module must not know
 //!

@@ -119,7 +119,7 @@ impl Destination for TcpDestination {
     }
 
     fn open(&mut self, image: ImageId) -> Result<Vec<Box<dyn ShardWriter>>> {
-        let (stream, at) = socket::connect(&self.addr, &self.times)?;
+        let (stream, at) = socket::connect(&self.addr, &socket::resolve(&self.addr)?, &self.times)?;
         let peer = self.peer(at);
         self.introduce(&stream, &peer, image)?;
         let control = Control::start(Side::Sender, peer.clone(), stream, self.times)?;
@@ -197,21 +197,9 @@ struct TcpWriter {
 impl TcpWriter {
     /// Blocks while the receiver is slow; the control connection's thread shuts the socket down
     /// when it is gone.
-    fn write_all(&self, mut slices: &mut [IoSlice<'_>]) -> Result<()> {
-        // Without the empty ones, of which the kernel would write nothing.
-        IoSlice::advance_slices(&mut slices, 0);
-        while !slices.is_empty() {
-            match (&*self.socket).write_vectored(slices) {
-                Ok(0) => return Err(self.failed(io::ErrorKind::WriteZero.into())),
-                Ok(written) => {
-                    self.watch.count(written);
-                    IoSlice::advance_slices(&mut slices, written);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.failed(error)),
-            }
-        }
-        Ok(())
+    fn write_all(&self, slices: &mut [IoSlice<'_>]) -> Result<()> {
+        let written = write_slices(&*self.socket, slices, |bytes| self.watch.count(bytes));
+        written.map_err(|error| self.failed(error))
     }
 
     fn failed(&self, error: io::Error) -> Error {
@@ -240,5 +228,64 @@ impl ShardWriter for TcpWriter {
         }
         self.finished.fetch_add(1, Ordering::AcqRel);
         Ok(())
+    }
+}
+
+/// Writes all slices, with as few calls as the kernel needs.
+fn write_slices(
+    mut to: impl Write,
+    mut slices: &mut [IoSlice<'_>],
+    written: impl Fn(usize),
+) -> io::Result<()> {
+    // Without the empty ones, of which the kernel would write nothing.
+    IoSlice::advance_slices(&mut slices, 0);
+    while !slices.is_empty() {
+        match to.write_vectored(slices) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => {
+                written(n);
+                IoSlice::advance_slices(&mut slices, n);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Takes three bytes at a time, and is interrupted between.
+    struct Stingy(Vec<u8>, bool);
+
+    impl Write for Stingy {
+        fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+            self.1 = !self.1;
+            if self.1 {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let n = buf.len().min(3);
+            self.0.extend_from_slice(&buf[..n]);
+            Ok(n)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn short_writes_lose_nothing() {
+        for (head, payload) in [("head", "payload"), ("", "payload"), ("head", ""), ("", "")] {
+            let (mut to, count) = (Stingy(Vec::new(), false), Cell::new(0));
+            let mut slices = [IoSlice::new(head.as_bytes()), IoSlice::new(payload.as_bytes())];
+            write_slices(&mut to, &mut slices, |n| count.set(count.get() + n)).unwrap();
+            assert_eq!(to.0, [head, payload].concat().as_bytes());
+            assert_eq!(count.get(), to.0.len());
+        }
     }
 }

@@ -36,11 +36,14 @@ pub(super) fn resolve(addr: &str) -> Result<Vec<SocketAddr>> {
     Ok(found)
 }
 
-/// Connects to the first of the addresses that answers.
-pub(super) fn connect(addr: &str, times: &Timeouts) -> Result<(TcpStream, SocketAddr)> {
-    let found = resolve(addr)?;
+/// Connects to the first of the addresses of `addr` that answers.
+pub(super) fn connect(
+    addr: &str,
+    found: &[SocketAddr],
+    times: &Timeouts,
+) -> Result<(TcpStream, SocketAddr)> {
     let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for at in &found {
+    for at in found {
         match connect_to(*at, times) {
             Ok(stream) => return Ok((stream, *at)),
             Err(error) => last = error,

@@ -36,7 +36,7 @@ fn bad_hellos_are_answered_and_do_no_harm() {
         [&super::super::protocol::MAGIC[..], &3u32.to_le_bytes(), b"\xff\xff\xff"].concat();
     let shards = |shards| Hello::new(IMAGE, Role::Control { shards, writer: String::new() });
     let bad: [(Vec<u8>, &[&str]); 7] = [
-        (b"GET / HTTP/1.1\r\n\r\n".to_vec(), &["not a vramstream sender"]),
+        (b"GET / HTTP/1.1\r\n\r\n".repeat(600_000), &["not a vramstream sender"]),
         (huge, &["4294967295 bytes"]),
         (garbage, &["protobuf"]),
         (old.encode(), &["versions 3 to 5", "the receiver 1:"]),
@@ -94,13 +94,17 @@ fn connections_that_say_nothing_are_dropped() {
 fn others_are_refused_during_a_transfer() {
     let mut origin = origin();
     let at = origin.local_addr();
+    let (opened, is_open) = crossbeam_channel::bounded(1);
     std::thread::scope(|scope| {
         let receiver = scope.spawn(|| {
-            read_image(origin.open().unwrap()).unwrap();
+            let shards = origin.open().unwrap();
+            opened.send(()).unwrap();
+            read_image(shards).unwrap();
             origin.committed(0, 0).unwrap();
         });
         let mut first = destination(at, 2);
         let mut writers = first.open(IMAGE).unwrap();
+        is_open.recv().unwrap();
         let error = destination(at, 1).open(ImageId([9; 16])).err().unwrap();
         assert_names(&error, at, "busy");
         for (image, shard, words) in [
