@@ -1,9 +1,6 @@
 //! Handing memory to a pipe by reference.
 
-use std::{
-    io::IoSlice,
-    os::fd::AsFd,
-};
+use std::{io::IoSlice, os::fd::AsFd};
 
 use nix::fcntl::{SpliceFFlags, vmsplice};
 

@@ -35,11 +35,7 @@ pub fn wait(images_dir: &Path) -> Result<()> {
     let gate = || format!("ask the capture at {} for its outcome: is it running?", path.display());
     let mut stream = UnixStream::connect(&path).map_err(Error::io(gate))?;
     let mut answer = Vec::new();
-    stream
-        .by_ref()
-        .take(MAX_ANSWER_BYTES)
-        .read_to_end(&mut answer)
-        .map_err(Error::io(gate))?;
+    stream.by_ref().take(MAX_ANSWER_BYTES).read_to_end(&mut answer).map_err(Error::io(gate))?;
     let answer = String::from_utf8_lossy(&answer);
     if answer == COMMITTED {
         return Ok(());

@@ -73,7 +73,8 @@ impl Extraction {
                 moves.push((from, self.dir.join(&file.name)));
             }
         }
-        let dir = File::open(&self.dir).map_err(Error::io(|| format!("open {}", self.dir.display())))?;
+        let dir =
+            File::open(&self.dir).map_err(Error::io(|| format!("open {}", self.dir.display())))?;
         let sync = |what: &str| {
             nix::unistd::syncfs(&dir)
                 .map_err(Error::io(|| format!("make the {what} in {} safe", self.dir.display())))
@@ -86,7 +87,10 @@ impl Extraction {
                     let _ = fs::remove_file(to);
                 }
                 return Err(Error::io(|| {
-                    format!("move {} into place: nothing that exists is replaced, extract into an empty directory", to.display())
+                    format!(
+                        "move {} into place: nothing that exists is replaced, extract into an empty directory",
+                        to.display()
+                    )
                 })(error));
             }
         }

@@ -24,7 +24,9 @@ impl Signals {
         STOPPING.into_iter().for_each(|signal| set.add(signal));
         let failed = Error::io::<_, nix::Error>(|| "take over SIGTERM and SIGINT");
         set.thread_block()
-            .and_then(|()| SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK))
+            .and_then(|()| {
+                SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+            })
             .map(|fd| Signals { fd })
             .map_err(failed)
     }

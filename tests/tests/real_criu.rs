@@ -387,7 +387,9 @@ fn killed(criu: &Criu, percent: u64) -> Result<()> {
     for _ in 0..5 {
         let case = Case::new()?;
         let workload = case.workload(Kind::Memory(SIZE), criu)?;
-        let mut capture = case.capture(&["capture"]).stdout(Stdio::piped()).start()?;
+        // Little between CRIU and the image, so that CRIU is where the image is.
+        let words = ["capture", "--memory", "8M"];
+        let mut capture = case.capture(&words).stdout(Stdio::piped()).start()?;
         let image = case.scratch.join("image");
         let reader = Reader::start(capture.process.stdout()?, Some(File::create(&image)?));
         capture.ready(SHORT)?;
@@ -401,6 +403,10 @@ fn killed(criu: &Criu, percent: u64) -> Result<()> {
         }
         dump.process.kill()?;
         if dump.end(SHORT)?.is_ok() {
+            continue;
+        }
+        if capture.process.wait(SHORT)?.success() {
+            // It was killed after its last image.
             continue;
         }
         capture.fails(SHORT)?;

@@ -60,7 +60,12 @@ pub(super) struct Totals {
 
 impl Roll {
     /// A new image.
-    pub(super) fn open(&mut self, name: FileName, source: Source, pipe: OwnedFd) -> Result<OpenImage> {
+    pub(super) fn open(
+        &mut self,
+        name: FileName,
+        source: Source,
+        pipe: OwnedFd,
+    ) -> Result<OpenImage> {
         if self.next >= MAX_FILES {
             return Err(Error::DumpIncomplete(format!("CRIU writes more than {MAX_FILES} images")));
         }
@@ -76,7 +81,9 @@ impl Roll {
         if let Some(inventory) = &image.inventory {
             self.inventory_whole = inventory.is_whole();
         }
-        if let Some((older, _)) = self.finished.insert(image.name.clone(), (image.file, image.taken)) {
+        if let Some((older, _)) =
+            self.finished.insert(image.name.clone(), (image.file, image.taken))
+        {
             self.superseded.push(older);
             if self.superseded.len() > MAX_SUPERSEDED {
                 return Err(Error::DumpIncomplete(format!(

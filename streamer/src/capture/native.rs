@@ -207,7 +207,9 @@ impl<'a> NativeIntake<'a> {
             })
             .collect();
         self.partials = 0;
-        ready.into_iter().try_for_each(|(state, offset, payload)| self.dispatch(state, offset, payload))
+        ready
+            .into_iter()
+            .try_for_each(|(state, offset, payload)| self.dispatch(state, offset, payload))
     }
 
     /// Stages a chunk and sends it on.

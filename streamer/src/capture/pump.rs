@@ -75,7 +75,8 @@ impl<'a> Pump<'a> {
     pub(super) fn bind(dir: &Path, signals: &'a Signals, progress: &'a Progress) -> Result<Self> {
         let listener = Listener::bind(dir, CAPTURE_SOCKET)?;
         let gates = Gates::bind(dir)?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::io(|| "make an epoll"))?;
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::io(|| "make an epoll"))?;
         let pump = Pump {
             epoll,
             signals,
@@ -198,7 +199,8 @@ impl<'a> Pump<'a> {
     }
 
     fn accept(&mut self) -> Result<()> {
-        let Some(stream) = self.listener.as_ref().map(Listener::accept).transpose()?.flatten() else {
+        let Some(stream) = self.listener.as_ref().map(Listener::accept).transpose()?.flatten()
+        else {
             return Ok(());
         };
         // CRIU connects once. A second one finds no socket, and fails.
@@ -260,13 +262,15 @@ impl<'a> Pump<'a> {
 
     fn add(&mut self, name: FileName, source: Source, pipe: OwnedFd) -> Result<()> {
         let image = self.roll.open(name, source, pipe)?;
-        self.watch(&image.pipe, FIRST_IMAGE + u64::from(image.file)).map_err(|error| match error {
-            // Of all descriptors only a plain file, which is always readable, cannot be watched.
-            Error::Io { source, .. } if source.raw_os_error() == Some(nix::libc::EPERM) => {
-                Error::Usage(format!("{} is not a pipe, FIFO or socket", image.name))
-            }
-            error => error,
-        })?;
+        self.watch(&image.pipe, FIRST_IMAGE + u64::from(image.file)).map_err(
+            |error| match error {
+                // Of all descriptors only a plain file, which is always readable, cannot be watched.
+                Error::Io { source, .. } if source.raw_os_error() == Some(nix::libc::EPERM) => {
+                    Error::Usage(format!("{} is not a pipe, FIFO or socket", image.name))
+                }
+                error => error,
+            },
+        )?;
         self.progress.image_opened(&image.name);
         self.open.insert(image.file, image);
         Ok(())

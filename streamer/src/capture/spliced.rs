@@ -72,7 +72,8 @@ impl<'a> SplicedIntake<'a> {
         signals: &'a Signals,
         progress: &'a Progress,
     ) -> Self {
-        let shards: Vec<_> = shards.into_iter().map(|(name, fd)| Shard::new(name, fd.into())).collect();
+        let shards: Vec<_> =
+            shards.into_iter().map(|(name, fd)| Shard::new(name, fd.into())).collect();
         progress.shards(shards.iter().map(|shard| shard.name.clone()));
         let page = page_bytes();
         let smallest = shards.iter().map(|shard| shard.capacity).min().unwrap_or(SHARD_PIPE_BYTES);
@@ -163,8 +164,10 @@ impl<'a> SplicedIntake<'a> {
     fn wait_for_room(&self, shard: usize) -> Result<()> {
         let shard = &self.shards[shard];
         loop {
-            let mut fds =
-                [PollFd::new(&shard.file, PollFlags::OUT), PollFd::new(self.signals, PollFlags::IN)];
+            let mut fds = [
+                PollFd::new(&shard.file, PollFlags::OUT),
+                PollFd::new(self.signals, PollFlags::IN),
+            ];
             match poll(&mut fds, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(shard.failed(error.into())),
@@ -241,7 +244,11 @@ impl Intake for SplicedIntake<'_> {
         self.wait_for_room(shard)?;
         self.shards[shard].write(&self.out)?;
         self.account(shard, 0);
-        Ok(self.shards.iter().map(|shard| ShardStat { bytes: shard.bytes, duration_ms: 0 }).collect())
+        Ok(self
+            .shards
+            .iter()
+            .map(|shard| ShardStat { bytes: shard.bytes, duration_ms: 0 })
+            .collect())
     }
 
     /// The stream ends without its last record: no reader takes it for an image.
@@ -260,8 +267,7 @@ impl Shard {
         if is_pipe {
             pipe::grow(&file, SHARD_PIPE_BYTES);
         }
-        let capacity =
-            if is_pipe { rustix::pipe::fcntl_getpipe_size(&file).ok() } else { None };
+        let capacity = if is_pipe { rustix::pipe::fcntl_getpipe_size(&file).ok() } else { None };
         let capacity = capacity.unwrap_or(SHARD_PIPE_BYTES);
         Shard { name, file, is_pipe, capacity, room: 0, bytes: 0 }
     }

@@ -74,7 +74,8 @@ impl Writers {
                 progress: progress.clone(),
                 reported: 0,
             };
-            let (frames, fault, outcome) = (frames.clone(), Arc::clone(fault), Arc::clone(&outcome));
+            let (frames, fault, outcome) =
+                (frames.clone(), Arc::clone(fault), Arc::clone(&outcome));
             let done_in = done_in.clone();
             std::thread::Builder::new()
                 .name(format!("shard-{number}"))
@@ -222,7 +223,11 @@ impl ShardThread {
             return Ok(());
         }
         Err(Error::Memory {
-            what: format!("the index of {} takes more than {} bytes", self.writer.describe(), self.index_bytes),
+            what: format!(
+                "the index of {} takes more than {} bytes",
+                self.writer.describe(),
+                self.index_bytes
+            ),
             option: "--memory",
         })
     }

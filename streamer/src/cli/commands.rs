@@ -29,7 +29,8 @@ pub(super) fn capture(options: Options, progress: &Progress) -> Result<()> {
         }
         (Format::CriuImageStreamer, Some(_)) => {
             return Err(Error::Usage(
-                "--format criu-image-streamer goes to pipes: use --shard-fds or standard output".into(),
+                "--format criu-image-streamer goes to pipes: use --shard-fds or standard output"
+                    .into(),
             ));
         }
     };
@@ -135,7 +136,9 @@ fn extract_from(origin: &mut dyn Origin, options: &Options, progress: &Progress)
         }
     }
     if let Some((name, _)) = external.first() {
-        return Err(Error::Usage(format!("{name} is not in the image: drop it from --ext-file-fds")));
+        return Err(Error::Usage(format!(
+            "{name} is not in the image: drop it from --ext-file-fds"
+        )));
     }
     progress.finished(absorbed.manifest.end.files, absorbed.manifest.end.raw_bytes);
     Ok(())
@@ -147,7 +150,10 @@ pub(super) fn verify(image: Option<PathBuf>, options: Options, progress: &Progre
     let absorbed = verify::verify(shards, &counters)?;
     let ImageEnd { files, raw_bytes, .. } = absorbed.manifest.end;
     if options.json {
-        println!("{}", serde_json::json!({ "complete": true, "files": files, "raw_bytes": raw_bytes }));
+        println!(
+            "{}",
+            serde_json::json!({ "complete": true, "files": files, "raw_bytes": raw_bytes })
+        );
     } else if !options.quiet {
         println!("complete and intact: {files} files, {raw_bytes} bytes");
     }
@@ -193,7 +199,8 @@ fn seekable(shards: Vec<Box<dyn ShardReader>>) -> Result<Source> {
     match files {
         Some(files) if !files.is_empty() => {
             let size = |file: &File| file.metadata().map_or(0, |meta| meta.len());
-            let sizes = files.iter().map(|(_, file)| ShardStat { bytes: size(file), duration_ms: 0 });
+            let sizes =
+                files.iter().map(|(_, file)| ShardStat { bytes: size(file), duration_ms: 0 });
             let sizes = sizes.collect();
             Ok(Source::Seekable(SeekableImage::open(files)?, sizes))
         }

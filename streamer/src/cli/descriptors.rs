@@ -17,6 +17,7 @@ pub(super) fn inherit(number: i32, what: &str) -> Result<OwnedFd> {
     match number {
         0 => return std::io::stdin().as_fd().try_clone_to_owned().map_err(Error::io(failed)),
         1 => return std::io::stdout().as_fd().try_clone_to_owned().map_err(Error::io(failed)),
+        ..0 => return Err(Error::Usage(format!("{number} is not a file descriptor, for {what}"))),
         2 => return std::io::stderr().as_fd().try_clone_to_owned().map_err(Error::io(failed)),
         _ => {}
     }

@@ -95,14 +95,16 @@ fn progress(command: &'static str, options: &Options) -> Result<Progress> {
     };
     // The lines go to standard error if nobody says otherwise; a person has bars there instead,
     // and a program that wants JSON has events.
-    let number = options.progress_fd.or((display == Display::Silent && !options.quiet).then_some(2));
+    let number =
+        options.progress_fd.or((display == Display::Silent && !options.quiet).then_some(2));
     let fd = number.map(|number| descriptors::inherit(number, "--progress-fd")).transpose()?;
     Ok(Progress::new(command, display, fd))
 }
 
 /// CRIU runs its action script at many stages; only one of them concerns us.
 fn commit_gate(images_dir: Option<&Path>) -> Result<()> {
-    if std::env::var_os("CRTOOLS_SCRIPT_ACTION").is_some_and(|stage| stage != commit_gate::POST_DUMP)
+    if std::env::var_os("CRTOOLS_SCRIPT_ACTION")
+        .is_some_and(|stage| stage != commit_gate::POST_DUMP)
     {
         return Ok(());
     }

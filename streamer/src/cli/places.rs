@@ -53,7 +53,8 @@ pub(super) fn origin(image: Option<PathBuf>, options: &Options) -> Result<Box<dy
 }
 
 fn one_file(path: &Path) -> Result<Box<dyn Origin>> {
-    let file = std::fs::File::open(path).map_err(Error::io(|| format!("open {}", path.display())))?;
+    let file =
+        std::fs::File::open(path).map_err(Error::io(|| format!("open {}", path.display())))?;
     Ok(Box::new(PipeOrigin::new(vec![(path.display().to_string(), file.into())])))
 }
 
@@ -64,35 +65,43 @@ pub(super) fn shards(options: &Options, standard: i32) -> Result<Vec<(String, Ow
         numbers => numbers,
     };
     let mut seen = HashSet::new();
-    numbers.iter().map(|&number| {
-        if !seen.insert(number) {
-            return Err(Error::Usage(format!("file descriptor {number} is given twice as a shard")));
-        }
-        let name = match number {
-            0 => "standard input".to_owned(),
-            1 => "standard output".to_owned(),
-            number => format!("shard (file descriptor {number})"),
-        };
-        Ok((name, descriptors::inherit(number, "a shard")?))
-    })
-    .collect()
+    numbers
+        .iter()
+        .map(|&number| {
+            if !seen.insert(number) {
+                return Err(Error::Usage(format!(
+                    "file descriptor {number} is given twice as a shard"
+                )));
+            }
+            let name = match number {
+                0 => "standard input".to_owned(),
+                1 => "standard output".to_owned(),
+                number => format!("shard (file descriptor {number})"),
+            };
+            Ok((name, descriptors::inherit(number, "a shard")?))
+        })
+        .collect()
 }
 
 /// The descriptors of files that are not CRIU's.
 pub(super) fn external(options: &Options) -> Result<Vec<(FileName, OwnedFd)>> {
     let mut names = HashSet::new();
-    options.ext_file_fds.iter().map(|(name, number)| {
-        if !names.insert(name) {
-            return Err(Error::Usage(format!("{name} is given twice in --ext-file-fds")));
-        }
-        Ok((name.clone(), descriptors::inherit(*number, name.as_str())?))
-    })
-    .collect()
+    options
+        .ext_file_fds
+        .iter()
+        .map(|(name, number)| {
+            if !names.insert(name) {
+                return Err(Error::Usage(format!("{name} is given twice in --ext-file-fds")));
+            }
+            Ok((name.clone(), descriptors::inherit(*number, name.as_str())?))
+        })
+        .collect()
 }
 
 /// The images directory, which the command needs.
 pub(super) fn images_dir(options: &Options) -> Result<PathBuf> {
-    let missing = || Error::Usage("--images-dir is needed: the directory CRIU is given with -D".into());
+    let missing =
+        || Error::Usage("--images-dir is needed: the directory CRIU is given with -D".into());
     options.images_dir.clone().ok_or_else(missing)
 }
 

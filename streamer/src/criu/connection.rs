@@ -177,7 +177,10 @@ impl Connection {
     }
 
     /// Runs a call that does not block; `None` if there is nothing to read.
-    fn read<T>(&self, mut call: impl FnMut(&mut &UnixStream) -> io::Result<T>) -> Result<Option<T>> {
+    fn read<T>(
+        &self,
+        mut call: impl FnMut(&mut &UnixStream) -> io::Result<T>,
+    ) -> Result<Option<T>> {
         loop {
             match call(&mut &self.stream) {
                 Ok(value) => return Ok(Some(value)),

@@ -37,7 +37,8 @@ impl Listener {
     /// that nobody listens on any more is replaced; one that is in use is an error.
     pub fn bind(dir: &Path, name: &str) -> Result<Self> {
         let path = dir.join(name);
-        let failed = |error: io::Error| Error::io(|| format!("listen at {}", path.display()))(error);
+        let failed =
+            |error: io::Error| Error::io(|| format!("listen at {}", path.display()))(error);
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -67,7 +68,9 @@ impl Listener {
         let listener = Listener { listener, path };
         fs::set_permissions(&listener.path, fs::Permissions::from_mode(0o600))
             .and_then(|()| listener.listener.set_nonblocking(true))
-            .map_err(|error| Error::io(|| format!("listen at {}", listener.path.display()))(error))?;
+            .map_err(|error| {
+                Error::io(|| format!("listen at {}", listener.path.display()))(error)
+            })?;
         drop(lock);
         Ok(listener)
     }
@@ -80,8 +83,10 @@ impl Listener {
                 Ok(Some(stream))
             }
             Err(error)
-                if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
-                    || error.raw_os_error() == Some(Errno::ECONNABORTED as i32) =>
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) || error.raw_os_error() == Some(Errno::ECONNABORTED as i32) =>
             {
                 Ok(None)
             }

@@ -50,7 +50,8 @@ fn draw(inner: &Weak<Inner>, stop: &AtomicBool) {
     let style = |template| {
         ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner())
     };
-    let line = style("{spinner} {prefix:24} {bytes:>12} {binary_bytes_per_sec:>14} {elapsed:>5} {msg}");
+    let line =
+        style("{spinner} {prefix:24} {bytes:>12} {binary_bytes_per_sec:>14} {elapsed:>5} {msg}");
     let total = screen.add(ProgressBar::no_length().with_style(line.clone()));
     let mut shards: Vec<ProgressBar> = Vec::new();
     while !stop.load(Ordering::Relaxed) {

@@ -110,7 +110,8 @@ impl Progress {
     /// A line on the progress descriptor.
     pub fn line(&self, line: &str) {
         let mut fd = lock(&self.0.fd);
-        let failed = fd.as_mut().is_some_and(|fd| fd.write_all(format!("{line}\n").as_bytes()).is_err());
+        let failed =
+            fd.as_mut().is_some_and(|fd| fd.write_all(format!("{line}\n").as_bytes()).is_err());
         if failed {
             *fd = None;
         }
@@ -154,7 +155,10 @@ impl Progress {
     }
 
     /// The same, as what [`absorb`](crate::absorb::absorb) wants.
-    pub fn absorbing(&self, shards: &[Box<dyn crate::transport::ShardReader>]) -> crate::absorb::Progress {
+    pub fn absorbing(
+        &self,
+        shards: &[Box<dyn crate::transport::ShardReader>],
+    ) -> crate::absorb::Progress {
         self.shards(shards.iter().map(|shard| shard.describe().to_owned()));
         let counters = lock(&self.0.shards).clone();
         Arc::new(move |shard, bytes| {
@@ -167,7 +171,8 @@ impl Progress {
     /// The command has done what it should: the summary, to whoever is watching.
     pub fn finished(&self, files: u32, raw_bytes: u64) {
         let stored = lock(&self.0.shards).iter().map(|s| s.bytes.load(Ordering::Relaxed)).sum();
-        let summary = Summary::new(self.0.command, files, raw_bytes, stored, self.0.started.elapsed());
+        let summary =
+            Summary::new(self.0.command, files, raw_bytes, stored, self.0.started.elapsed());
         self.end_bars();
         match self.0.display {
             Display::Bars => eprintln!("{summary}"),

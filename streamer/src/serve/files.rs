@@ -9,19 +9,8 @@ pub const WHOLE_BYTES: u64 = 16 << 20;
 
 /// The files of an image.
 pub trait ImageFiles: Send + Sync {
-    /// Whether there is, or was, an image of that name.
-    fn exists(&self, name: &FileName) -> bool;
-
-    /// Opens it for reading from its start.
-    fn open(&self, name: &FileName) -> Result<Opened>;
-}
-
-/// What opening a file gives.
-pub enum Opened {
-    /// It was never captured.
-    Absent,
-    /// It can be read.
-    File(Box<dyn Pieces>),
+    /// Opens one for reading from its start; `None` if it was never captured.
+    fn open(&self, name: &FileName) -> Result<Option<Box<dyn Pieces>>>;
 }
 
 /// Whether there is more.

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use vramstream::stage;
 
-use super::{ImageFiles, Opened, PipeOut, Pieces, Step};
+use super::{ImageFiles, Pieces, PipeOut, Step};
 use crate::{
     error::{Error, Result},
     format::FileName,
@@ -41,16 +41,17 @@ impl MemoryFiles {
 }
 
 impl ImageFiles for MemoryFiles {
-    fn exists(&self, name: &FileName) -> bool {
-        self.files.contains_key(name)
-    }
-
-    fn open(&self, name: &FileName) -> Result<Opened> {
-        let Some(entry) = self.files.get(name) else { return Ok(Opened::Absent) };
+    fn open(&self, name: &FileName) -> Result<Option<Box<dyn Pieces>>> {
+        let Some(entry) = self.files.get(name) else { return Ok(None) };
         let mut pieces = entry.pieces.lock().unwrap_or_else(PoisonError::into_inner);
         if entry.size <= self.reread_bytes {
-            let Some(pieces) = pieces.clone() else { return Ok(Opened::Absent) };
-            return Ok(Opened::File(Box::new(Shared { size: entry.size, pieces, next: 0, raw: Vec::new() })));
+            let Some(pieces) = pieces.clone() else { return Ok(None) };
+            return Ok(Some(Box::new(Shared {
+                size: entry.size,
+                pieces,
+                next: 0,
+                raw: Vec::new(),
+            })));
         }
         let Some(pieces) = pieces.take() else {
             return Err(Error::Memory {
@@ -61,7 +62,7 @@ impl ImageFiles for MemoryFiles {
                 option: "--reread",
             });
         };
-        Ok(Opened::File(Box::new(Leaving {
+        Ok(Some(Box::new(Leaving {
             files: Arc::clone(&self.files),
             name: name.clone(),
             size: entry.size,
@@ -200,17 +201,13 @@ impl Replaced {
 }
 
 impl ImageFiles for Replaced {
-    fn exists(&self, name: &FileName) -> bool {
-        self.others.exists(name)
-    }
-
-    fn open(&self, name: &FileName) -> Result<Opened> {
+    fn open(&self, name: &FileName) -> Result<Option<Box<dyn Pieces>>> {
         if *name != self.name {
             return self.others.open(name);
         }
         let size = self.content.len() as u64;
         let raw_len = u32::try_from(size).unwrap_or(u32::MAX);
         let piece = Piece { offset: 0, raw_len, content: Content::Raw(self.content.clone()) };
-        Ok(Opened::File(Box::new(Shared { size, pieces: [piece].into(), next: 0, raw: Vec::new() })))
+        Ok(Some(Box::new(Shared { size, pieces: [piece].into(), next: 0, raw: Vec::new() })))
     }
 }

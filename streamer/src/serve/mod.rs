@@ -43,7 +43,7 @@ mod remap;
 mod seekable;
 mod sender;
 
-pub use files::{ImageFiles, Opened, Pieces, Step, WHOLE_BYTES};
+pub use files::{ImageFiles, Pieces, Step, WHOLE_BYTES};
 pub use memory::MemoryFiles;
 pub use pipe_out::PipeOut;
 pub use remap::{PortMap, remap_files_img};
@@ -85,12 +85,10 @@ pub fn serve(
     let fault = Arc::new(Fault::new()?);
     let senders = Senders::new(&fault, progress);
     for (name, pipe) in options.external_files {
-        match files.open(&name)? {
-            Opened::Absent => {
-                return Err(Error::Usage(format!("{name} is not in the image: drop it from --ext-file-fds")));
-            }
-            Opened::File(pieces) => senders.send_to_the_end(name, pieces, pipe)?,
-        }
+        let pieces = files.open(&name)?.ok_or_else(|| {
+            Error::Usage(format!("{name} is not in the image: drop it from --ext-file-fds"))
+        })?;
+        senders.send_to_the_end(name, pieces, pipe)?;
     }
     let listener = Listener::bind(&options.images_dir, SERVE_SOCKET)?;
     let mut server = Server {
@@ -112,10 +110,18 @@ struct Server {
     epoll: OwnedFd,
     files: Arc<dyn ImageFiles>,
     senders: Senders,
-    clients: HashMap<u64, Connection>,
+    clients: HashMap<u64, Client>,
     /// Clients that have not come yet.
     awaited: u32,
     next_client: u64,
+}
+
+/// A program that reads the image.
+struct Client {
+    connection: Connection,
+    /// What it has asked for and not sent a pipe for yet. Opened before it is told that it exists:
+    /// what cannot be given must not be promised.
+    promised: Option<Box<dyn Pieces>>,
 }
 
 impl Server {
@@ -147,7 +153,7 @@ impl Server {
         let Some(stream) = open.accept()? else { return Ok(()) };
         let connection = Connection::new(stream, open.path().display().to_string());
         self.watch(&connection, self.next_client)?;
-        self.clients.insert(self.next_client, connection);
+        self.clients.insert(self.next_client, Client { connection, promised: None });
         self.next_client += 1;
         self.awaited -= 1;
         if self.awaited == 0 {
@@ -157,23 +163,21 @@ impl Server {
     }
 
     fn client(&mut self, number: u64) -> Result<()> {
-        let Some(connection) = self.clients.get_mut(&number) else { return Ok(()) };
-        match connection.receive() {
-            Ok(None) => Ok(()),
-            Ok(Some(Request::Name(name))) => {
-                let exists = self.files.exists(&name);
-                connection.reply(exists)
+        let Some(client) = self.clients.get_mut(&number) else { return Ok(()) };
+        match client.connection.receive()? {
+            None => Ok(()),
+            Some(Request::Name(name)) => {
+                client.promised = self.files.open(&name)?;
+                client.connection.reply(client.promised.is_some())
             }
-            Ok(Some(Request::Pipe(name, pipe))) => match self.files.open(&name)? {
-                Opened::File(pieces) => self.senders.send(name, pieces, pipe),
-                // It was there when the reply was given, and images do not go away.
-                Opened::Absent => Ok(()),
+            Some(Request::Pipe(name, pipe)) => match client.promised.take() {
+                Some(pieces) => self.senders.send(name, pieces, pipe),
+                None => Ok(()),
             },
-            Ok(Some(Request::Closed)) => {
+            Some(Request::Closed) => {
                 self.clients.remove(&number);
                 Ok(())
             }
-            Err(error) => Err(error),
         }
     }
 
@@ -190,7 +194,7 @@ fn remapped(files: Arc<dyn ImageFiles>, ports: &PortMap) -> Result<Arc<dyn Image
         return Ok(files);
     }
     let name = FileName::new(FILES_IMG)?;
-    let Opened::File(mut pieces) = files.open(&name)? else { return Ok(files) };
+    let Some(mut pieces) = files.open(&name)? else { return Ok(files) };
     let mut content = Vec::new();
     pieces.read_all(&mut content)?;
     drop(pieces);

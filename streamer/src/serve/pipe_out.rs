@@ -83,7 +83,11 @@ impl PipeOut {
                     bytes = &bytes[n..];
                 }
                 Err(nix::errno::Errno::EINTR) => {}
-                Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOSYS | nix::errno::Errno::EOPNOTSUPP) => {
+                Err(
+                    nix::errno::Errno::EINVAL
+                    | nix::errno::Errno::ENOSYS
+                    | nix::errno::Errno::EOPNOTSUPP,
+                ) => {
                     self.splices = false;
                 }
                 Err(error) => self.failed(error.into())?,

@@ -63,7 +63,9 @@ const MAGIC_BYTES: usize = 8;
 /// files.img with the ports changed.
 pub fn remap_files_img(image: &[u8], ports: &PortMap) -> Result<Vec<u8>> {
     let damaged = |at: usize| {
-        Error::Usage(format!("files.img is not what CRIU writes, at byte {at}: its ports cannot be remapped"))
+        Error::Usage(format!(
+            "files.img is not what CRIU writes, at byte {at}: its ports cannot be remapped"
+        ))
     };
     let (magic, mut rest) = image.split_at_checked(MAGIC_BYTES).ok_or_else(|| damaged(0))?;
     let mut out = Vec::with_capacity(image.len() + 64);

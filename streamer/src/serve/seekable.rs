@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{ImageFiles, Opened, PipeOut, Pieces, Step, WHOLE_BYTES};
+use super::{ImageFiles, Pieces, PipeOut, Step, WHOLE_BYTES};
 use crate::{
     error::Result,
     format::FileName,
@@ -21,13 +21,9 @@ impl SeekableFiles {
 }
 
 impl ImageFiles for SeekableFiles {
-    fn exists(&self, name: &FileName) -> bool {
-        self.0.file(name.as_str()).is_some()
-    }
-
-    fn open(&self, name: &FileName) -> Result<Opened> {
-        let Some(file) = self.0.file(name.as_str()) else { return Ok(Opened::Absent) };
-        Ok(Opened::File(Box::new(Reading {
+    fn open(&self, name: &FileName) -> Result<Option<Box<dyn Pieces>>> {
+        let Some(file) = self.0.file(name.as_str()) else { return Ok(None) };
+        Ok(Some(Box::new(Reading {
             image: Arc::clone(&self.0),
             name: name.clone(),
             size: file.summary.checksum.len,

@@ -57,7 +57,12 @@ impl Senders {
     }
 
     /// Gives a file to a client, which may close the pipe whenever it likes.
-    pub(super) fn send(&self, name: FileName, mut pieces: Box<dyn Pieces>, pipe: OwnedFd) -> Result<()> {
+    pub(super) fn send(
+        &self,
+        name: FileName,
+        mut pieces: Box<dyn Pieces>,
+        pipe: OwnedFd,
+    ) -> Result<()> {
         let size = pieces.size();
         let mut pipe = PipeOut::new(pipe, name.to_string(), size, Arc::clone(&self.moved));
         self.progress.image_opened(&name);
@@ -90,7 +95,9 @@ impl Senders {
             while pieces.give(&mut pipe)? == Step::More && !pipe.is_closed() {}
             if pipe.is_closed() {
                 let error = std::io::Error::from_raw_os_error(nix::libc::EPIPE);
-                return Err(Error::io(|| format!("give {name} to its --ext-file-fds descriptor"))(error));
+                return Err(Error::io(|| format!("give {name} to its --ext-file-fds descriptor"))(
+                    error,
+                ));
             }
             Ok(())
         })

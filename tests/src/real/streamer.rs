@@ -109,11 +109,11 @@ impl<'a> Start<'a> {
 }
 
 impl Streamer {
-    /// Waits for the line `line` on the progress descriptor.
+    /// Waits for a line on the progress descriptor that starts with `line`.
     pub fn says(&mut self, line: &str, limit: Duration) -> Result<()> {
         let what = format!("{line} from {}", self.name);
         wait_for(&what, limit, || {
-            if fs::read_to_string(&self.progress)?.lines().any(|said| said == line) {
+            if fs::read_to_string(&self.progress)?.lines().any(|said| said.starts_with(line)) {
                 return Ok(Some(()));
             }
             match self.process.ended()? {

@@ -132,7 +132,7 @@ fn an_index_that_contradicts_itself_is_refused() {
     encoder.chunk(header, None, out).unwrap();
     out.extend_from_slice(b"abc");
     let error = open(&writer.finish()).unwrap_err().report().to_string();
-    assert!(error.contains("shard number 1") && error.contains("does not name"), "{error}");
+    assert!(error.contains("shard number 1") && error.contains("was not named"), "{error}");
 
     let mut writer = Writer::new(1, 1);
     writer.chunk(0, (0, "f"), 0, b"abc", Codec::Raw, false);
