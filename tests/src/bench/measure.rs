@@ -87,9 +87,10 @@ pub fn transfer(
 ) -> io::Result<Sample> {
     let mut receiver = receiver.no_shards().start(Operation::Receive)?;
     let address = loop {
-        let line = receiver.line()?.ok_or_else(|| {
-            io::Error::other(format!("the receiver does not listen: {}", receiver.stderr()))
-        })?;
+        let Some(line) = receiver.line()? else {
+            let said = receiver.wait()?.stderr;
+            return Err(io::Error::other(format!("the receiver does not listen: {}", said.trim())));
+        };
         if let Some(address) = line.strip_prefix("listening ") {
             break address.to_owned();
         }
