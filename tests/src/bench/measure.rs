@@ -141,11 +141,10 @@ pub fn serve(launch: Launch, shards: &[PathBuf], bytes: u64) -> io::Result<Sampl
     drop(criu);
     let mut outcome = finish(&mut running)?;
     outcome.peak_memory = outcome.peak_memory.max(before_end);
-    Ok(Sample::default()
-        .with(READY, ready.as_secs_f64())
-        .with(SPEED, speed(bytes, ready))
-        .with(HAND_OFF, speed(bytes, hand_off))
-        .with_costs(bytes, &[outcome]))
+    let sample = Sample::default().with(READY, ready.as_secs_f64());
+    // Files are only opened by then: there is no speed to speak of.
+    let sample = if shards.is_empty() { sample } else { sample.with(SPEED, speed(bytes, ready)) };
+    Ok(sample.with(HAND_OFF, speed(bytes, hand_off)).with_costs(bytes, &[outcome]))
 }
 
 /// Starts a capture and feeds it. The result also says when the first byte was fed.
