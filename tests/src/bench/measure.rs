@@ -87,9 +87,10 @@ pub fn transfer(
 ) -> io::Result<Sample> {
     let mut receiver = receiver.no_shards().start(Operation::Receive)?;
     let address = loop {
-        let line = receiver.line()?.ok_or_else(|| {
-            io::Error::other(format!("the receiver does not listen: {}", receiver.stderr()))
-        })?;
+        let Some(line) = receiver.line()? else {
+            let said = receiver.wait()?.stderr;
+            return Err(io::Error::other(format!("the receiver does not listen: {}", said.trim())));
+        };
         if let Some(address) = line.strip_prefix("listening ") {
             break address.to_owned();
         }
@@ -140,11 +141,10 @@ pub fn serve(launch: Launch, shards: &[PathBuf], bytes: u64) -> io::Result<Sampl
     drop(criu);
     let mut outcome = finish(&mut running)?;
     outcome.peak_memory = outcome.peak_memory.max(before_end);
-    Ok(Sample::default()
-        .with(READY, ready.as_secs_f64())
-        .with(SPEED, speed(bytes, ready))
-        .with(HAND_OFF, speed(bytes, hand_off))
-        .with_costs(bytes, &[outcome]))
+    let sample = Sample::default().with(READY, ready.as_secs_f64());
+    // Files are only opened by then: there is no speed to speak of.
+    let sample = if shards.is_empty() { sample } else { sample.with(SPEED, speed(bytes, ready)) };
+    Ok(sample.with(HAND_OFF, speed(bytes, hand_off)).with_costs(bytes, &[outcome]))
 }
 
 /// Starts a capture and feeds it. The result also says when the first byte was fed.

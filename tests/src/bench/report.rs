@@ -95,7 +95,7 @@ pub fn table(results: &[CaseResult]) -> String {
         for row in &result.rows {
             let _ = write!(out, "   {:<46}", row.name);
             if let Some(error) = &row.error {
-                let _ = write!(out, " failed: {}", error.lines().next().unwrap_or_default());
+                let _ = write!(out, " failed: {}", error.replace('\n', " "));
             } else {
                 for metric in METRICS {
                     let _ = match row.median(metric) {
