@@ -39,8 +39,10 @@ use crate::{
 
 /// The largest chunk: what a pipe holds, and what fits a core's cache.
 const CHUNK_BYTES: usize = 1 << 20;
-/// The share of the memory budget that the ring takes: 64 MiB of the default 256 MiB.
+/// The share of the memory budget that the ring may take, and the index too.
 const RING_SHARE: u64 = 4;
+/// The largest ring: more chunks do not make anything faster.
+const RING_BYTES: usize = 32 << 20;
 /// The fewest chunks: one being filled, one in each other stage, one to go on with.
 const FEWEST_CHUNKS: usize = 8;
 /// How often a wait for a chunk looks up whether there is still a reason to wait.
@@ -505,8 +507,7 @@ fn ring(memory_bytes: u64) -> Result<Ring> {
             page as u64 * FEWEST_CHUNKS as u64 * RING_SHARE
         )));
     }
-    // More chunks than 64 MiB's worth do not make anything faster.
-    let chunks = (bytes / chunk_bytes).min((64 << 20) / chunk_bytes).max(FEWEST_CHUNKS);
+    let chunks = (bytes / chunk_bytes).min(RING_BYTES / chunk_bytes).max(FEWEST_CHUNKS);
     Ring::new(chunk_bytes, chunks).map_err(|error| Error::Usage(error.to_string()))
 }
 
