@@ -109,11 +109,14 @@ impl<'a> Start<'a> {
 }
 
 impl Streamer {
-    /// Waits for the line `line` on the progress descriptor.
+    /// Waits for a line of the word `line`, and possibly others, on the progress descriptor.
     pub fn says(&mut self, line: &str, limit: Duration) -> Result<()> {
         let what = format!("{line} from {}", self.name);
         wait_for(&what, limit, || {
-            if fs::read_to_string(&self.progress)?.lines().any(|said| said == line) {
+            if fs::read_to_string(&self.progress)?
+                .lines()
+                .any(|said| said.split(' ').next() == Some(line))
+            {
                 return Ok(Some(()));
             }
             match self.process.ended()? {
