@@ -125,12 +125,18 @@ fn extract_from(origin: &mut dyn Origin, options: &Options, progress: &Progress)
     let signals = Signals::take()?;
     let extraction = Extraction::new(&images_dir, names)?;
     let absorbed = absorb(origin, shards, &extraction, &signals, progress)?;
-    let elsewhere = extraction
+    let published = extraction
         .publish(&absorbed.manifest)
         .inspect_err(|error| origin.failed(&error.report().to_string()))?;
-    committed(origin, &absorbed.manifest)?;
+    if let Err(error) = committed(origin, &absorbed.manifest) {
+        // Where the sender may count on the image it stays; otherwise it was given up there.
+        if !matches!(error, Error::Unconfirmed { .. }) {
+            published.retract();
+        }
+        return Err(error);
+    }
     progress.stats(&absorbed.shards);
-    for (name, file) in elsewhere {
+    for (name, file) in published.external {
         if let Some(at) = external.iter().position(|(wanted, _)| *wanted == name) {
             extract::deliver(&name, file, external.swap_remove(at).1)?;
         }
