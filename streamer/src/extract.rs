@@ -85,7 +85,10 @@ impl Extraction {
             if let Err(error) = renamed {
                 published.retract();
                 return Err(Error::io(|| {
-                    format!("move {} into place: nothing that exists is replaced, extract into an empty directory", to.display())
+                    format!(
+                        "move {} into place: nothing that exists is replaced, extract into an empty directory",
+                        to.display()
+                    )
                 })(error));
             }
             published.files.push(to);

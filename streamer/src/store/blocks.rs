@@ -1,5 +1,5 @@
-//! Memory for an image that comes: mapped and populated by a thread of its own, a block ahead of the
-//! thread that reads.
+//! Memory for an image that comes: mapped and populated by threads of its own, ahead of the thread
+//! that reads.
 //!
 //! Getting pages from the kernel costs more than filling them does, so the two go side by side. Huge
 //! pages cost least by far, where the kernel has them at hand; where it must move memory about first
@@ -20,6 +20,9 @@ use crate::{
 
 /// A block. Holds the largest chunk; its unused end is a small part of it.
 const BLOCK_BYTES: usize = MAX_CHUNK_BYTES as usize;
+/// How many threads populate for one reader. Where pages are dear (a virtual machine whose host has
+/// taken free memory back) one of them is slower than a reader.
+const THREADS: usize = 2;
 /// A block that huge pages are tried with: small, since it may be dear.
 const TRIAL_BYTES: usize = 2 << 20;
 /// What a trial may cost: twice what small pages of that size cost where this was measured
@@ -81,14 +84,17 @@ impl Blocks {
     }
 }
 
-/// Starts the thread that maps; it ends when nobody takes blocks any more.
+/// Starts the threads that map; they end when nobody takes blocks any more.
 fn start() -> Result<Receiver<Result<MmapMut>>> {
     let (supply, taker) = crossbeam_channel::bounded(1);
-    std::thread::Builder::new()
-        .name("memory".into())
-        .spawn(move || prepare(&supply))
-        .map(|_| taker)
-        .map_err(Error::io(|| "start a thread that maps memory"))
+    for _ in 0..THREADS {
+        let supply = supply.clone();
+        std::thread::Builder::new()
+            .name("memory".into())
+            .spawn(move || prepare(&supply))
+            .map_err(Error::io(|| "start a thread that maps memory"))?;
+    }
+    Ok(taker)
 }
 
 fn prepare(supply: &Sender<Result<MmapMut>>) {
