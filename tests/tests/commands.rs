@@ -1,0 +1,242 @@
+//! The commands as a person runs them, each with its way in and its way out.
+
+use std::{
+    fs, io,
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Output},
+};
+
+use vramstream_tests::{
+    fake_criu::{CaptureClient, ServeClient},
+    images::inventory,
+    rounds::{Files, dump, expect_served, files_in, image_of, plausible_files, start_capture},
+    streamer::{Launch, Operation, Program},
+};
+
+/// A plausible dump with what the fake CRIU adds to it.
+fn files_with_inventory() -> Files {
+    let mut files = plausible_files(12 << 20);
+    files.insert("inventory.img".into(), inventory());
+    files
+}
+
+/// Captures a plausible dump into files below `dir`, and gives the address of the image.
+fn image_in_files(dir: &Path, words: &[&str]) -> io::Result<String> {
+    let (image, sockets) = (dir.join("image"), tempfile::tempdir()?);
+    let address = format!("file:{}", image.display());
+    let launch = Launch::new(&Program::under_test()?, sockets.path()).no_shards();
+    let (mut running, ..) = start_capture(launch.args(&["--to", &address]).args(words))?;
+    dump(CaptureClient::connect(sockets.path())?, &plausible_files(12 << 20))?;
+    running.wait()?.expect_success()?;
+    Ok(address)
+}
+
+fn run(words: &[&str]) -> io::Result<Output> {
+    Program::under_test()?.command().args(words).output()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn files_hold_an_image_in_every_codec() -> io::Result<()> {
+    for codec in ["none", "lz4", "auto"] {
+        let dir = tempfile::tempdir()?;
+        let words = ["--shards", "3", "--compress", codec];
+        let image = image_in_files(dir.path(), &words)?;
+        assert_eq!(fs::read_dir(dir.path().join("image"))?.count(), 3, "{codec}");
+
+        let out = dir.path().join("out");
+        let out = out.to_string_lossy();
+        stdout(&run(&["-D", &out, "--from", &image, "extract"])?);
+        assert!(files_in(Path::new(&*out))? == files_with_inventory(), "{codec}: extract");
+
+        let sockets = tempfile::tempdir()?;
+        let launch = Launch::new(&Program::under_test()?, sockets.path()).no_shards();
+        let mut running = launch.args(&["--from", &image]).start(Operation::Serve)?;
+        running.wait_for("socket-init")?;
+        let criu = ServeClient::connect(sockets.path())?;
+        expect_served(&criu, &files_with_inventory())?;
+        drop(criu);
+        running.wait()?.expect_success()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn an_image_is_looked_at_without_root_or_criu() -> io::Result<()> {
+    let dir = tempfile::tempdir()?;
+    image_in_files(dir.path(), &["--compress", "lz4"])?;
+    let image = dir.path().join("image");
+    let image = image.to_string_lossy();
+    let whole = files_with_inventory();
+    let bytes: usize = whole.values().map(Vec::len).sum();
+
+    assert!(stdout(&run(&["verify", &image])?).contains("complete and intact"));
+    let verified: serde_json::Value =
+        serde_json::from_str(&stdout(&run(&["verify", "--json", &image])?))?;
+    assert_eq!(verified["raw_bytes"], bytes);
+
+    let table = stdout(&run(&["inspect", &image])?);
+    assert!(table.contains("pages-1.img") && table.contains("vramstream"), "{table}");
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&run(&["inspect", "--json", &image])?))?;
+    assert_eq!(json["files"].as_array().map(Vec::len), Some(whole.len()), "{json}");
+
+    // The same from a stream: what the index says is what the frames say.
+    let shards = image_of(&plausible_files(1 << 20), 1)?;
+    let stream = dir.path().join("stream.vst");
+    fs::write(&stream, &shards[0])?;
+    let piped = Program::under_test()?
+        .command()
+        .args(["inspect", "--json"])
+        .stdin(
+            Command::new("cat")
+                .arg(&stream)
+                .stdout(std::process::Stdio::piped())
+                .spawn()?
+                .stdout
+                .ok_or(io::ErrorKind::BrokenPipe)?,
+        )
+        .output()?;
+    let piped: serde_json::Value = serde_json::from_str(&stdout(&piped))?;
+    let indexed: serde_json::Value =
+        serde_json::from_str(&stdout(&run(&["inspect", "--json", &stream.to_string_lossy()])?))?;
+    assert_eq!(piped["files"], indexed["files"]);
+    Ok(())
+}
+
+#[test]
+fn a_damaged_image_is_not_verified() -> io::Result<()> {
+    let dir = tempfile::tempdir()?;
+    image_in_files(dir.path(), &["--shards", "1"])?;
+    let shard = dir.path().join("image/shard-0000-of-0001.vst");
+    let good = fs::read(&shard)?;
+    let mut bad = good.clone();
+    bad[good.len() / 2] ^= 0x10;
+    fs::write(&shard, &bad)?;
+    let image = dir.path().join("image");
+    let output = run(&["verify", &image.to_string_lossy()])?;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("damaged"), "{output:?}");
+    Ok(())
+}
+
+#[test]
+fn what_is_received_is_served_or_extracted() -> io::Result<()> {
+    for extract in [false, true] {
+        let (source, target) = (tempfile::tempdir()?, tempfile::tempdir()?);
+        let launch = Launch::new(&Program::under_test()?, target.path()).no_shards();
+        let words: &[&str] = if extract {
+            &["--listen", "127.0.0.1:0", "--extract"]
+        } else {
+            &["--listen", "127.0.0.1:0"]
+        };
+        let mut receive = launch.args_after(words).start(Operation::Receive)?;
+        let line = receive.line()?.unwrap_or_default();
+        let address =
+            line.strip_prefix("listening ").ok_or_else(|| io::Error::other(line.clone()))?;
+
+        let launch = Launch::new(&Program::under_test()?, source.path()).no_shards();
+        let to = format!("tcp://{address}");
+        let (mut capture, ..) = start_capture(launch.args(&["--to", &to, "--connections", "3"]))?;
+        dump(CaptureClient::connect(source.path())?, &plausible_files(12 << 20))?;
+        capture.wait()?.expect_success()?;
+        if extract {
+            receive.wait()?.expect_success()?;
+            assert!(files_in(target.path())? == files_with_inventory());
+        } else {
+            receive.wait_for("socket-init")?;
+            let criu = ServeClient::connect(target.path())?;
+            expect_served(&criu, &files_with_inventory())?;
+            drop(criu);
+            receive.wait()?.expect_success()?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn nobody_listens() -> io::Result<()> {
+    let dir = tempfile::tempdir()?;
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let launch = Launch::new(&Program::under_test()?, dir.path()).no_shards();
+    let to = format!("tcp://127.0.0.1:{port}");
+    let mut capture = launch.args(&["--to", &to]).start(Operation::Capture)?;
+    capture.wait()?.expect_failure(&[&format!("127.0.0.1:{port}")])
+}
+
+/// Runs the gate as CRIU does: by its own name, without arguments, with CRIU's environment.
+fn gate(dir: &Path, stage: &str) -> io::Result<std::process::Child> {
+    let link = dir.join("vramstream-commit-gate");
+    if !link.exists() {
+        symlink(Program::under_test()?.path(), &link)?;
+    }
+    Command::new(&link)
+        .env("CRTOOLS_SCRIPT_ACTION", stage)
+        .env("CRTOOLS_IMAGE_DIR", dir)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+}
+
+#[test]
+fn the_gate_waits_for_the_commit() -> io::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let launch = Launch::new(&Program::under_test()?, dir.path()).shards(1);
+    let mut capture = launch.start(Operation::Capture)?;
+    let shard = capture.shards.remove(0);
+    capture.wait_for("socket-init")?;
+    assert!(gate(dir.path(), "pre-dump")?.wait()?.success(), "not its stage");
+
+    let criu = CaptureClient::connect(dir.path())?;
+    criu.send("core-1.img", &[7; 5000])?;
+    criu.send("inventory.img", &inventory())?;
+    // CRIU keeps its connection open while its script runs.
+    let mut gate = gate(dir.path(), "post-dump")?;
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(gate.try_wait()?.is_none(), "nobody has read the shard yet");
+    let collected = vramstream_tests::shards::collect(shard);
+    assert!(gate.wait()?.success());
+    drop(criu);
+    capture.wait()?.expect_success()?;
+    assert!(!collected.join()?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn the_gate_stays_shut() -> io::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let refused = gate(dir.path(), "post-dump")?.wait_with_output()?;
+    assert_eq!(refused.status.code(), Some(1), "no capture: {refused:?}");
+
+    let launch = Launch::new(&Program::under_test()?, dir.path()).shards(1);
+    let mut capture = launch.start(Operation::Capture)?;
+    let shard = capture.shards.remove(0);
+    capture.wait_for("socket-init")?;
+    let criu = CaptureClient::connect(dir.path())?;
+    criu.send("core-1.img", &[7; 5000])?;
+    criu.send("inventory.img", &inventory())?;
+    let gate = gate(dir.path(), "post-dump")?;
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    // The consumer dies with all of it in its pipe.
+    drop(shard);
+    let refused = gate.wait_with_output()?;
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("pipe"), "{refused:?}");
+    capture.wait()?.expect_failure(&["pipe"])
+}
+
+#[test]
+fn the_directory_is_clean_afterwards() -> io::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let (mut running, _collectors, _) =
+        start_capture(Launch::new(&Program::under_test()?, dir.path()))?;
+    CaptureClient::connect(dir.path())?.finish()?;
+    running.wait()?.expect_success()?;
+    assert_eq!(fs::read_dir(dir.path())?.count(), 0);
+    Ok(())
+}
