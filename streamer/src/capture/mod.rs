@@ -33,6 +33,8 @@ use crate::{
     transport::Destination,
 };
 
+mod compressors;
+mod frames;
 mod gate;
 mod image;
 mod native;

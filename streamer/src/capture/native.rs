@@ -2,26 +2,23 @@
 //!
 //! The pump's thread reads a pipe into a ring chunk, scans for zeros and computes the CRC while the
 //! bytes are in its cache, and hands the chunk to whichever shard is ready first. Only chunks that
-//! are worth a try at compression make a detour over the LZ4 workers.
+//! are worth a try at compression make a detour over the [compressors](super::compressors).
 //!
 //! Memory: the ring, a chunk for each worker, and the index of each shard, which may take a quarter
 //! of the budget. Everything else is bounded by the ring: whoever has no chunk waits for one.
 
-use std::{
-    collections::HashMap,
-    os::fd::BorrowedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, os::fd::BorrowedFd, sync::Arc, time::Duration};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Sender;
 use vramstream::{
     ring::{Ring, page_bytes},
-    stage::{self, AutoCompress, Compression, Crc32, ZeroChecksums},
+    stage::{self, Compression, Crc32, ZeroChecksums},
 };
 
 use super::{
     Intake,
+    compressors::{Compressors, Job},
+    frames::{FileState, Frame, send_frame},
     image::{OpenImage, Readable, Totals},
     writers::{Outcome, Writers},
 };
@@ -29,7 +26,7 @@ use crate::{
     absorb::ShardStat,
     error::{Error, Result},
     fault::Fault,
-    format::{ChunkHeader, Codec, FileEnd, FileName, ImageEnd, ImageId, Runs},
+    format::{ChunkHeader, Codec, ImageEnd, ImageId},
     payload::Payload,
     progress::Progress,
     signals::Signals,
@@ -44,35 +41,6 @@ const RING_BYTES: usize = 32 << 20;
 const FEWEST_CHUNKS: usize = 8;
 /// How often a wait for a chunk looks up whether there is still a reason to wait.
 const WAIT: Duration = Duration::from_millis(100);
-
-/// What is known of a file while it is on its way. Shared by the pump, the workers and the shards.
-#[derive(Debug)]
-pub(super) struct FileState {
-    pub file: u32,
-    pub name: FileName,
-    compress: AutoCompress,
-    progress: Mutex<FileProgress>,
-}
-
-#[derive(Debug, Default)]
-struct FileProgress {
-    sent: Runs,
-    size: Option<u64>,
-}
-
-/// What a shard writes.
-#[derive(Debug)]
-pub(super) enum Frame {
-    Chunk(Arc<FileState>, ChunkHeader, Option<Payload>),
-    End(Arc<FileState>, FileEnd),
-}
-
-/// A chunk that may shrink.
-struct Job {
-    state: Arc<FileState>,
-    header: ChunkHeader,
-    payload: Payload,
-}
 
 /// An image that is being read.
 struct Reading {
@@ -94,8 +62,7 @@ pub(super) struct NativeIntake<'a> {
     /// How many of those have a partial chunk.
     partials: usize,
     frames: Option<Sender<Frame>>,
-    jobs: Option<Sender<Job>>,
-    workers: Vec<std::thread::JoinHandle<()>>,
+    compressors: Option<Compressors>,
     writers: Option<Writers>,
     created_unix_ms: u64,
 }
@@ -115,7 +82,10 @@ impl<'a> NativeIntake<'a> {
         let (frames, frames_out) = crossbeam_channel::bounded(2 * ring.chunks());
         let index_bytes = usize::try_from(memory_bytes / RING_SHARE).unwrap_or(usize::MAX);
         let writers = Writers::start(image, shards, &frames_out, &fault, index_bytes, progress)?;
-        let mut intake = NativeIntake {
+        let compressors = (compression != Compression::None)
+            .then(|| Compressors::start(&ring, compression, &frames, &frames_out, &fault))
+            .transpose()?;
+        Ok(NativeIntake {
             destination,
             signals,
             fault,
@@ -124,40 +94,11 @@ impl<'a> NativeIntake<'a> {
             reading: HashMap::new(),
             partials: 0,
             frames: Some(frames),
-            jobs: None,
-            workers: Vec::new(),
+            compressors,
             writers: Some(writers),
             created_unix_ms: unix_ms(),
             ring,
-        };
-        if compression != Compression::None {
-            intake.start_workers(&frames_out)?;
-        }
-        Ok(intake)
-    }
-
-    fn start_workers(&mut self, frames_out: &Receiver<Frame>) -> Result<()> {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // Each worker owns a chunk to compress into; most of the ring stays for the data.
-        let count = cores.min(self.ring.chunks() / 4).max(1);
-        let (jobs, jobs_out) = crossbeam_channel::bounded(self.ring.chunks());
-        for number in 0..count {
-            let Some(spare) = self.ring.try_take() else { break };
-            let worker = Worker {
-                jobs: jobs_out.clone(),
-                frames: self.frames.clone(),
-                frames_out: frames_out.clone(),
-                fault: Arc::clone(&self.fault),
-                compression: self.compression,
-            };
-            let handle = std::thread::Builder::new()
-                .name(format!("lz4-{number}"))
-                .spawn(move || worker.run(spare))
-                .map_err(Error::io(|| "start a compression thread"))?;
-            self.workers.push(handle);
-        }
-        self.jobs = Some(jobs);
-        Ok(())
+        })
     }
 
     /// An empty chunk, waiting for one if need be.
@@ -217,10 +158,10 @@ impl<'a> NativeIntake<'a> {
             drop(payload);
             return self.send(Frame::Chunk(state, header, None));
         }
-        match &self.jobs {
-            Some(jobs) if state.compress.wants_try(self.compression) => {
+        match &self.compressors {
+            Some(compressors) if state.compress.wants_try(self.compression) => {
                 let job = Job { state, header, payload };
-                self.send_to(jobs, job)
+                self.send_to(compressors.jobs(), job)
             }
             _ => self.send(Frame::Chunk(state, header, Some(payload))),
         }
@@ -268,50 +209,10 @@ fn fill(image: &OpenImage, payload: &mut Payload, waiting: usize) -> Result<usiz
     Ok(payload.len - start)
 }
 
-/// A chunk of the file is about to be sent: notes it, and after the last one sends the end as well.
-fn send_frame(
-    frames: &Sender<Frame>,
-    frame: Frame,
-    send: &dyn Fn(&Sender<Frame>, Frame) -> Result<()>,
-) -> Result<()> {
-    let Frame::Chunk(state, header, _) = &frame else { return send(frames, frame) };
-    let state = Arc::clone(state);
-    let checksum = header.checksum();
-    let mut progress = state.progress();
-    // The pump made the offsets, so pieces cannot overlap.
-    let _ = progress.sent.add(header.offset, checksum);
-    let end = progress.end(state.file);
-    drop(progress);
-    send(frames, frame)?;
-    match end {
-        Some(end) => send(frames, Frame::End(state, end)),
-        None => Ok(()),
-    }
-}
-
-impl FileState {
-    fn progress(&self) -> MutexGuard<'_, FileProgress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl FileProgress {
-    /// The end of the file, if this was the last thing that was missing.
-    fn end(&self, file: u32) -> Option<FileEnd> {
-        let checksum = self.sent.whole().ok()?;
-        (self.size == Some(checksum.len)).then_some(FileEnd { file, checksum })
-    }
-}
-
 impl Intake for NativeIntake<'_> {
     fn readable(&mut self, image: &mut OpenImage) -> Result<Readable> {
         let reading = self.reading.entry(image.file).or_insert_with(|| Reading {
-            state: Arc::new(FileState {
-                file: image.file,
-                name: image.name.clone(),
-                compress: AutoCompress::default(),
-                progress: Mutex::default(),
-            }),
+            state: Arc::new(FileState::new(image.file, image.name.clone())),
             partial: None,
             offset: 0,
         });
@@ -356,10 +257,9 @@ impl Intake for NativeIntake<'_> {
     }
 
     fn commit(&mut self, totals: &Totals) -> Result<Vec<ShardStat>> {
-        // The workers first: what they hold still goes to the shards.
-        self.jobs = None;
-        for worker in self.workers.drain(..) {
-            worker.join().map_err(|_| Error::Panicked("compression".into()))?;
+        // These first: what they hold still goes to the shards.
+        if let Some(compressors) = self.compressors.take() {
+            compressors.finish(&|| self.check())?;
         }
         let end = ImageEnd {
             files: totals.files,
@@ -385,7 +285,8 @@ impl Intake for NativeIntake<'_> {
     }
 
     fn abort(&mut self, reason: &str) {
-        self.jobs = None;
+        // Their threads end by themselves, when the last frame they can send is gone.
+        self.compressors = None;
         self.reading.clear();
         if let Some(writers) = self.writers.take() {
             let outcome = Outcome::Abort(reason.to_owned());
@@ -407,11 +308,7 @@ impl NativeIntake<'_> {
             self.partials -= 1;
             self.dispatch(reading.state, reading.offset, payload)?;
         }
-        let mut progress = state.progress();
-        progress.size = Some(image.taken);
-        let end = progress.end(state.file);
-        drop(progress);
-        if let Some(end) = end {
+        if let Some(end) = state.ended(image.taken) {
             self.send(Frame::End(Arc::clone(state), end))?;
         }
         Ok(Readable::End)
@@ -423,48 +320,6 @@ pub(super) fn waiting(image: &OpenImage) -> Result<usize> {
     let waiting = rustix::io::ioctl_fionread(&image.pipe)
         .map_err(Error::io(|| format!("look into the pipe of {}", image.name)))?;
     Ok(usize::try_from(waiting).unwrap_or(usize::MAX))
-}
-
-/// Compresses chunks that may be worth it.
-struct Worker {
-    jobs: Receiver<Job>,
-    frames: Option<Sender<Frame>>,
-    frames_out: Receiver<Frame>,
-    fault: Arc<Fault>,
-    compression: Compression,
-}
-
-impl Worker {
-    fn run(self, mut spare: vramstream::ring::Chunk) {
-        let Some(frames) = &self.frames else { return };
-        for Job { state, mut header, mut payload } in &self.jobs {
-            if self.fault.is_raised() {
-                continue;
-            }
-            // The shards have nothing to do and the workers too much: the link is the faster part.
-            let starving = self.compression == Compression::Auto
-                && self.frames_out.is_empty()
-                && self.jobs.len() * 4 >= self.jobs.capacity().unwrap_or(usize::MAX) * 3;
-            let stored = if starving {
-                None
-            } else {
-                state.compress.compress(self.compression, payload.bytes(), &mut spare)
-            };
-            if let Some(stored) = stored {
-                header.codec = Codec::Lz4;
-                header.stored_len = u32::try_from(stored).unwrap_or(u32::MAX);
-                payload.len = stored;
-                std::mem::swap(&mut payload.chunk, &mut spare);
-            }
-            let frame = Frame::Chunk(state, header, Some(payload));
-            let sent = send_frame(frames, frame, &|frames, frame| {
-                frames.send(frame).map_err(|_| Error::Panicked("shard".into()))
-            });
-            if let Err(error) = sent {
-                self.fault.raise(error);
-            }
-        }
-    }
 }
 
 /// A ring within its share of the budget.

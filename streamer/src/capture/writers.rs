@@ -10,7 +10,7 @@ use std::{
 use bytes::BytesMut;
 use crossbeam_channel::{Receiver, Sender};
 
-use super::native::Frame;
+use super::frames::Frame;
 use crate::{
     absorb::ShardStat,
     error::{Error, Result},
@@ -80,7 +80,9 @@ impl Writers {
             std::thread::Builder::new()
                 .name(format!("shard-{number}"))
                 .spawn(move || {
+                    let alive = RaiseOnPanic(&fault);
                     let stat = thread.run(&frames, &fault, &outcome);
+                    drop(alive);
                     let _ = done_in.send((number, stat));
                 })
                 .map_err(Error::io(|| "start a thread for a shard"))?;
@@ -124,6 +126,17 @@ impl Finishing {
         while let Some(left) = deadline.checked_duration_since(Instant::now())
             && let Ok(None) = self.poll(left)
         {}
+    }
+}
+
+/// Nobody waits for a thread that has panicked: the others have to be told.
+struct RaiseOnPanic<'a>(&'a Fault);
+
+impl Drop for RaiseOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.raise(Error::Panicked("shard".into()));
+        }
     }
 }
 
