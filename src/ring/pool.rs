@@ -70,8 +70,8 @@ unsafe impl Send for Shared {}
 unsafe impl Sync for Shared {}
 
 impl Ring {
-    /// Maps `chunks` chunks of `chunk_bytes` (a multiple of the page size) each. Pages are taken
-    /// from the machine when a chunk is first written, not here.
+    /// Maps `chunks` chunks of `chunk_bytes` (a multiple of the page size) each, and takes their
+    /// pages from the machine: what a run needs it has from its start.
     pub fn new(chunk_bytes: usize, chunks: usize) -> Result<Self, RingError> {
         let shape = RingError::Shape { chunk_bytes, chunks };
         if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(page_bytes()) || chunks == 0 {
@@ -88,6 +88,8 @@ impl Ring {
         if chunk_bytes >= 2 << 20 {
             let _ = memory.advise(memmap2::Advice::HugePage);
         }
+        // Older kernels do not know this and give pages when they are first written.
+        let _ = memory.advise(memmap2::Advice::PopulateWrite);
         let base = NonNull::from(&mut memory[..]).cast();
         let shared = Shared {
             _memory: Mutex::new(memory),

@@ -55,9 +55,8 @@ impl Extraction {
         Ok(Arc::new(Extraction { dir, temporary, external, created: Mutex::default() }))
     }
 
-    /// The image is whole: moves its files into place, after they are safe on disk. The external
-    /// ones are returned, open for reading.
-    pub fn publish(&self, manifest: &Manifest) -> Result<Vec<(FileName, File)>> {
+    /// The image is whole: moves its files into place, after they are safe on disk.
+    pub fn publish(&self, manifest: &Manifest) -> Result<Published> {
         let mut external = Vec::new();
         let mut moves = Vec::new();
         for file in &manifest.files {
@@ -80,12 +79,11 @@ impl Extraction {
                 .map_err(Error::io(|| format!("make the {what} in {} safe", self.dir.display())))
         };
         sync("files")?;
-        for (done, (from, to)) in moves.iter().enumerate() {
-            let renamed = renameat2(AT_FDCWD, from, AT_FDCWD, to, RenameFlags::RENAME_NOREPLACE);
+        let mut published = Published { files: Vec::with_capacity(moves.len()), external };
+        for (from, to) in moves {
+            let renamed = renameat2(AT_FDCWD, &from, AT_FDCWD, &to, RenameFlags::RENAME_NOREPLACE);
             if let Err(error) = renamed {
-                for (_, to) in &moves[..done] {
-                    let _ = fs::remove_file(to);
-                }
+                published.retract();
                 return Err(Error::io(|| {
                     format!(
                         "move {} into place: nothing that exists is replaced, extract into an empty directory",
@@ -93,13 +91,31 @@ impl Extraction {
                     )
                 })(error));
             }
+            published.files.push(to);
         }
         sync("names")?;
-        Ok(external)
+        Ok(published)
     }
 
     fn temporary_path(&self, file: u32) -> PathBuf {
         self.temporary.path().join(file.to_string())
+    }
+}
+
+/// An image that is in its directory.
+#[derive(Debug)]
+pub struct Published {
+    files: Vec<PathBuf>,
+    /// The files that go elsewhere, open for reading.
+    pub external: Vec<(FileName, File)>,
+}
+
+impl Published {
+    /// Takes everything back: the image does not count after all.
+    pub fn retract(self) {
+        for file in self.files {
+            let _ = fs::remove_file(file);
+        }
     }
 }
 

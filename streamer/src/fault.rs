@@ -1,14 +1,14 @@
 //! The first thing that went wrong on any thread of a command.
 
 use std::{
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
 
-use rustix::event::{EventfdFlags, eventfd};
+use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::error::{Error, Result};
 
@@ -17,12 +17,12 @@ use crate::error::{Error, Result};
 pub(crate) struct Fault {
     first: Mutex<Option<Error>>,
     raised: AtomicBool,
-    event: OwnedFd,
+    event: EventFd,
 }
 
 impl Fault {
     pub(crate) fn new() -> Result<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(Error::io(|| "make an event descriptor"))?;
         Ok(Fault { first: Mutex::new(None), raised: AtomicBool::new(false), event })
     }
@@ -32,7 +32,7 @@ impl Fault {
         if !self.raised.swap(true, Ordering::AcqRel) {
             *first = Some(error);
             // The counter of an event descriptor takes far more than one.
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+            let _ = self.event.write(1);
         }
     }
 

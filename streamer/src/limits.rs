@@ -3,7 +3,7 @@
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 /// Descriptors kept back for everything that is not an image: standard streams, shards, sockets,
-/// epoll, and the pipes of [`PagePipes`](crate::payload::PagePipes).
+/// epoll.
 const RESERVED_DESCRIPTORS: u64 = 40;
 
 /// Raises the soft limit on open files to the hard one: a dump of many processes has many images
@@ -20,12 +20,6 @@ pub fn raise_open_files() -> u64 {
 pub fn descriptors_for_images() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
     usize::try_from(limit.saturating_sub(RESERVED_DESCRIPTORS).max(8)).unwrap_or(usize::MAX)
-}
-
-/// How many pipes may be made to keep pages in: two descriptors each, and only from plenty.
-pub fn page_pipes() -> usize {
-    let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
-    usize::try_from(limit.saturating_sub(4 * RESERVED_DESCRIPTORS) / 8).unwrap_or(0).min(16)
 }
 
 /// The memory of this machine, or of the control group if that is less, in bytes.

@@ -30,17 +30,16 @@ use crate::{
     error::{Error, Result},
     fault::Fault,
     format::{ChunkHeader, Codec, FileEnd, FileName, ImageEnd, ImageId, Runs},
-    limits,
-    payload::{PagePipes, Payload},
+    payload::Payload,
     progress::Progress,
     signals::Signals,
-    transport::{Destination, pipe},
+    transport::Destination,
 };
 
-/// The largest chunk: what a pipe holds, and what fits a core's cache.
-const CHUNK_BYTES: usize = 1 << 20;
-/// The share of the memory budget that the ring takes: 64 MiB of the default 256 MiB.
+/// The share of the memory budget that the ring may take, and the index too.
 const RING_SHARE: u64 = 4;
+/// The largest ring: more chunks do not make anything faster.
+const RING_BYTES: usize = 32 << 20;
 /// The fewest chunks: one being filled, one in each other stage, one to go on with.
 const FEWEST_CHUNKS: usize = 8;
 /// How often a wait for a chunk looks up whether there is still a reason to wait.
@@ -89,7 +88,6 @@ pub(super) struct NativeIntake<'a> {
     signals: &'a Signals,
     fault: Arc<Fault>,
     ring: Ring,
-    pages: Option<PagePipes>,
     compression: Compression,
     zeros: ZeroChecksums,
     reading: HashMap<u32, Reading>,
@@ -112,12 +110,7 @@ impl<'a> NativeIntake<'a> {
     ) -> Result<Self> {
         let image = ImageId::random().map_err(Error::io(|| "read /dev/urandom"))?;
         let shards = destination.open(image)?;
-        let ring = ring(memory_bytes)?;
-        let takes_pages = shards.iter().any(|shard| shard.takes_pages());
-        let pages = (takes_pages && ring.chunk_bytes() == CHUNK_BYTES)
-            .then(|| PagePipes::new(limits::page_pipes(), CHUNK_BYTES))
-            .transpose()
-            .map_err(Error::io(|| "make pipes for pages"))?;
+        let ring = ring(memory_bytes, destination.chunk_bytes())?;
         let fault = Arc::new(Fault::new()?);
         let (frames, frames_out) = crossbeam_channel::bounded(2 * ring.chunks());
         let index_bytes = usize::try_from(memory_bytes / RING_SHARE).unwrap_or(usize::MAX);
@@ -126,7 +119,6 @@ impl<'a> NativeIntake<'a> {
             destination,
             signals,
             fault,
-            pages,
             compression,
             zeros: ZeroChecksums::default(),
             reading: HashMap::new(),
@@ -183,8 +175,7 @@ impl<'a> NativeIntake<'a> {
                 }
             }
         };
-        let pages = self.pages.as_ref().and_then(PagePipes::take);
-        Ok(Payload { chunk, len: 0, pages })
+        Ok(Payload { chunk, len: 0 })
     }
 
     fn check(&self) -> Result<()> {
@@ -258,40 +249,23 @@ impl<'a> NativeIntake<'a> {
             }
         }
     }
+}
 
-    /// Reads what the pipe has into the chunk, and the pages beside it while that goes.
-    fn fill(&self, image: &OpenImage, payload: &mut Payload, waiting: usize) -> Result<usize> {
-        let failed = |error: rustix::io::Errno| {
-            Error::io(|| format!("read {} from CRIU", image.name))(error)
-        };
-        let mut want = waiting.min(payload.chunk.len() - payload.len);
-        // Pages only as long as they are all of the chunk.
-        if let Some(pages) = payload.pages.as_mut().filter(|pages| pages.len() == payload.len) {
-            match pages.tee_from(&image.pipe, want) {
-                Ok(0) => {
-                    if payload.len > 0 {
-                        // The pipe of pages is full before the chunk is: this is the chunk.
-                        return Ok(0);
-                    }
-                    payload.pages = None;
-                }
-                Ok(teed) => want = teed,
-                Err(error) if pipe::cannot_splice(error) => payload.pages = None,
-                Err(error) => return Err(failed(error)),
+/// Reads what the pipe has into the chunk.
+fn fill(image: &OpenImage, payload: &mut Payload, waiting: usize) -> Result<usize> {
+    let start = payload.len;
+    let end = start + waiting.min(payload.chunk.len() - start);
+    while payload.len < end {
+        match rustix::io::read(&image.pipe, &mut payload.chunk[payload.len..end]) {
+            Ok(0) => break,
+            Ok(n) => payload.len += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                return Err(Error::io(|| format!("read {} from CRIU", image.name))(error));
             }
         }
-        let start = payload.len;
-        while payload.len < start + want {
-            let room = &mut payload.chunk[payload.len..start + want];
-            match rustix::io::read(&image.pipe, room) {
-                Ok(0) => break,
-                Ok(n) => payload.len += n,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        Ok(payload.len - start)
     }
+    Ok(payload.len - start)
 }
 
 /// A chunk of the file is about to be sent: notes it, and after the last one sends the end as well.
@@ -354,12 +328,12 @@ impl Intake for NativeIntake<'_> {
             None => self.take()?,
         };
         let start = payload.len;
-        let got = self.fill(image, &mut payload, waiting)?;
+        let got = fill(image, &mut payload, waiting)?;
         if let Some(inventory) = &mut image.inventory {
             inventory.see(&payload.chunk[start..payload.len]);
         }
         image.taken += got as u64;
-        let full = payload.len == payload.chunk.len() || got == 0;
+        let full = payload.len == payload.chunk.len();
         let Some(reading) = self.reading.get_mut(&image.file) else { return Ok(Readable::More) };
         if full || self.partials >= self.ring.chunks() / 4 {
             let offset = reading.offset;
@@ -479,7 +453,6 @@ impl Worker {
             if let Some(stored) = stored {
                 header.codec = Codec::Lz4;
                 header.stored_len = u32::try_from(stored).unwrap_or(u32::MAX);
-                payload.pages = None;
                 payload.len = stored;
                 std::mem::swap(&mut payload.chunk, &mut spare);
             }
@@ -495,18 +468,17 @@ impl Worker {
 }
 
 /// A ring within its share of the budget.
-fn ring(memory_bytes: u64) -> Result<Ring> {
+fn ring(memory_bytes: u64, wanted_bytes: usize) -> Result<Ring> {
     let bytes = usize::try_from(memory_bytes / RING_SHARE).unwrap_or(usize::MAX);
     let page = page_bytes();
-    let chunk_bytes = (bytes / FEWEST_CHUNKS).min(CHUNK_BYTES) / page * page;
+    let chunk_bytes = (bytes / FEWEST_CHUNKS).min(wanted_bytes) / page * page;
     if chunk_bytes == 0 {
         return Err(Error::Usage(format!(
             "--memory {memory_bytes} is too little: give at least {}",
             page as u64 * FEWEST_CHUNKS as u64 * RING_SHARE
         )));
     }
-    // More chunks than 64 MiB's worth do not make anything faster.
-    let chunks = (bytes / chunk_bytes).min((64 << 20) / chunk_bytes).max(FEWEST_CHUNKS);
+    let chunks = (bytes / chunk_bytes).min(RING_BYTES / chunk_bytes).max(FEWEST_CHUNKS);
     Ring::new(chunk_bytes, chunks).map_err(|error| Error::Usage(error.to_string()))
 }
 

@@ -51,7 +51,7 @@ pub enum Command {
 /// Options of `receive`.
 #[derive(Debug, Args)]
 pub struct Receive {
-    /// Where to listen, for example 0.0.0.0:7000 or [::]:7000
+    /// Where to listen, for example 0.0.0.0:7000 or `[::]:7000`
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub listen: SocketAddr,
     /// Write the files into the images directory instead of serving them to CRIU

@@ -88,7 +88,7 @@ fn serve_from(origin: &mut dyn Origin, options: &Options, progress: &Progress) -
                 });
             }
             progress.stats(&sizes);
-            (Arc::new(SeekableFiles::new(image)), manifest)
+            (Arc::new(SeekableFiles::new(*image)), manifest)
         }
         Source::Stream(shards) => {
             let limit = options.memory_limit.map_or(limits::memory_bytes() / 4 * 3, |size| size.0);
@@ -125,12 +125,18 @@ fn extract_from(origin: &mut dyn Origin, options: &Options, progress: &Progress)
     let signals = Signals::take()?;
     let extraction = Extraction::new(&images_dir, names)?;
     let absorbed = absorb(origin, shards, &extraction, &signals, progress)?;
-    let elsewhere = extraction
+    let published = extraction
         .publish(&absorbed.manifest)
         .inspect_err(|error| origin.failed(&error.report().to_string()))?;
-    committed(origin, &absorbed.manifest)?;
+    if let Err(error) = committed(origin, &absorbed.manifest) {
+        // Where the sender may count on the image it stays; otherwise it was given up there.
+        if !matches!(error, Error::Unconfirmed { .. }) {
+            published.retract();
+        }
+        return Err(error);
+    }
     progress.stats(&absorbed.shards);
-    for (name, file) in elsewhere {
+    for (name, file) in published.external {
         if let Some(at) = external.iter().position(|(wanted, _)| *wanted == name) {
             extract::deliver(&name, file, external.swap_remove(at).1)?;
         }
@@ -182,7 +188,7 @@ pub(super) fn inspect(image: Option<PathBuf>, options: Options, progress: &Progr
 /// How an image can be read.
 enum Source {
     /// At any place: its index is known, and the sizes of its shards.
-    Seekable(SeekableImage, Vec<ShardStat>),
+    Seekable(Box<SeekableImage>, Vec<ShardStat>),
     /// Once, from start to end.
     Stream(Vec<Box<dyn ShardReader>>),
 }
@@ -202,7 +208,7 @@ fn seekable(shards: Vec<Box<dyn ShardReader>>) -> Result<Source> {
             let sizes =
                 files.iter().map(|(_, file)| ShardStat { bytes: size(file), duration_ms: 0 });
             let sizes = sizes.collect();
-            Ok(Source::Seekable(SeekableImage::open(files)?, sizes))
+            Ok(Source::Seekable(Box::new(SeekableImage::open(files)?), sizes))
         }
         _ => Ok(Source::Stream(shards)),
     }

@@ -7,7 +7,7 @@
 //!
 //! An image that CRIU opens and does not read, or reads later, holds up nothing else. Images can be
 //! asked for any number of times, with one exception: from a source that can be read only once, an
-//! image larger than [`Options::reread_bytes`] leaves memory while CRIU takes it. "Absent" is said
+//! image larger than the limit of [`MemoryFiles::new`] leaves memory while CRIU takes it. "Absent" is said
 //! only of images that were never captured.
 //!
 //! # When something is wrong

@@ -20,6 +20,10 @@ use crate::{
 /// What the original streamer asks for; best effort.
 const PIPE_BYTES: usize = 1 << 20;
 
+/// Less than this is copied: it costs little, and the kernel packs it, while every reference takes a
+/// page's place in the pipe.
+const WORTH_REFERRING: usize = 64 << 10;
+
 /// Zero bytes to refer to. Never written.
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
@@ -60,7 +64,8 @@ impl PipeOut {
         self.closed
     }
 
-    /// Gives bytes that will never change, without copying them: the pipe refers to their pages.
+    /// Gives bytes that will never change, without copying them if they are many: the pipe refers to
+    /// their pages.
     pub fn refer(&mut self, bytes: &Bytes) -> Result<()> {
         self.refer_to(bytes)
     }
@@ -76,7 +81,7 @@ impl PipeOut {
     }
 
     fn refer_to(&mut self, mut bytes: &[u8]) -> Result<()> {
-        while self.splices && !bytes.is_empty() && !self.closed {
+        while self.splices && bytes.len() >= WORTH_REFERRING && !self.closed {
             match refer_pages(&self.pipe, bytes) {
                 Ok(n) => {
                     self.count(n);

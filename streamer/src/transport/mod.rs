@@ -39,11 +39,6 @@ pub trait ShardWriter: Send {
         None
     }
 
-    /// Whether raw payloads are cheapest as pages in a pipe, see [`Payload::pages`].
-    fn takes_pages(&self) -> bool {
-        false
-    }
-
     /// Writes bytes that are not payload.
     fn write(&mut self, bytes: &[u8]) -> Result<()>;
 
@@ -61,6 +56,11 @@ pub trait Destination: Send {
 
     /// Opens them. Called once.
     fn open(&mut self, image: ImageId) -> Result<Vec<Box<dyn ShardWriter>>>;
+
+    /// The size of chunk that it takes best, in bytes.
+    fn chunk_bytes(&self) -> usize {
+        1 << 20
+    }
 
     /// Whether the destination is still there, asked about once a second while there may be nothing
     /// to write.

@@ -43,6 +43,12 @@ impl Destination for PipeDestination {
         self.count
     }
 
+    /// A chunk is copied twice, from CRIU's pipe and to the shard's: it should still be in a core's
+    /// own cache the second time.
+    fn chunk_bytes(&self) -> usize {
+        256 << 10
+    }
+
     fn open(&mut self, _image: ImageId) -> Result<Vec<Box<dyn ShardWriter>>> {
         let open = |(name, file)| Box::new(PipeWriter::new(name, file)) as Box<dyn ShardWriter>;
         Ok(self.shards.drain(..).map(open).collect())
@@ -61,8 +67,6 @@ struct PipeWriter {
     name: String,
     file: File,
     is_pipe: bool,
-    /// Cleared when the kernel does not splice into this descriptor.
-    splices: bool,
 }
 
 impl PipeWriter {
@@ -71,28 +75,11 @@ impl PipeWriter {
         if is_pipe {
             grow(&file, PIPE_BYTES);
         }
-        PipeWriter { name, file, is_pipe, splices: is_pipe }
+        PipeWriter { name, file, is_pipe }
     }
 
     fn failed(&self, error: impl Into<io::Error>) -> Error {
         Error::io(|| format!("write {}", self.name))(error)
-    }
-
-    /// Moves the pages of the payload; whatever is left of it has still to be written.
-    fn splice(&mut self, payload: &mut Payload) -> Result<usize> {
-        let Some(pages) = payload.pages.as_mut().filter(|pages| pages.len() == payload.len) else {
-            return Ok(0);
-        };
-        let mut done = 0;
-        while self.splices && done < payload.len {
-            match pages.splice_to(&self.file, payload.len - done) {
-                Ok(0) => break,
-                Ok(moved) => done += moved,
-                Err(error) if cannot_splice(error) => self.splices = false,
-                Err(error) => return Err(self.failed(error)),
-            }
-        }
-        Ok(done)
     }
 }
 
@@ -101,20 +88,11 @@ impl ShardWriter for PipeWriter {
         &self.name
     }
 
-    fn takes_pages(&self) -> bool {
-        self.splices
-    }
-
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(Error::io(|| format!("write {}", self.name)))
     }
 
-    fn write_chunk(&mut self, head: &[u8], mut payload: Payload) -> Result<()> {
-        if payload.pages.is_some() && self.splices {
-            self.write(head)?;
-            let moved = self.splice(&mut payload)?;
-            return self.write(&payload.bytes()[moved..]);
-        }
+    fn write_chunk(&mut self, head: &[u8], payload: Payload) -> Result<()> {
         let mut slices = [IoSlice::new(head), IoSlice::new(payload.bytes())];
         let mut rest = &mut slices[..];
         while rest.iter().any(|slice| !slice.is_empty()) {

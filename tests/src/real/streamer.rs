@@ -109,11 +109,14 @@ impl<'a> Start<'a> {
 }
 
 impl Streamer {
-    /// Waits for a line on the progress descriptor that starts with `line`.
+    /// Waits for a line of the word `line`, and possibly others, on the progress descriptor.
     pub fn says(&mut self, line: &str, limit: Duration) -> Result<()> {
         let what = format!("{line} from {}", self.name);
         wait_for(&what, limit, || {
-            if fs::read_to_string(&self.progress)?.lines().any(|said| said.starts_with(line)) {
+            if fs::read_to_string(&self.progress)?
+                .lines()
+                .any(|said| said.split(' ').next() == Some(line))
+            {
                 return Ok(Some(()));
             }
             match self.process.ended()? {

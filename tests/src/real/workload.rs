@@ -122,6 +122,9 @@ impl Workload {
             if report.verify != "ok" {
                 return Err(format!("{:?}: {}", self.kind, report.verify).into());
             }
+            if !alive(self.restored.unwrap_or(self.target)) {
+                return Err(format!("{:?}: the process has ended", self.kind).into());
+            }
             Ok((report.count >= before + 3).then_some(()))
         })?;
         if let Some(address) = self.report()?.listen {

@@ -151,7 +151,7 @@ fn an_index_that_contradicts_itself_is_refused() {
     let crc = Crc32::of(&shard[body_at..trailer_at]).value;
     shard[prefix_at + 8..body_at].copy_from_slice(&crc.to_le_bytes());
     let error = open(&[shard]).unwrap_err().report().to_string();
-    assert!(error.contains("totals are not those of its chunks"), "{error}");
+    assert!(error.contains("totals that are not those of the shard"), "{error}");
 }
 
 proptest! {

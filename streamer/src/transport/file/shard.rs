@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(shard.payload_alignment(), direct.then_some(4096));
         let ring = Ring::new(256 << 10, 2).unwrap();
         for len in [200_000, 131_072, 65_536, 1] {
-            let payload = Payload { chunk: ring.try_take().unwrap(), len, pages: None };
+            let payload = Payload { chunk: ring.try_take().unwrap(), len };
             shard.write_chunk(b"head", payload).unwrap();
         }
         shard.finish().unwrap();

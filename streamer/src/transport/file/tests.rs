@@ -35,7 +35,7 @@ fn all_io() -> impl Iterator<Item = FileIo> {
 fn payload(ring: &Ring, bytes: &[u8]) -> Payload {
     let mut chunk = ring.take(std::time::Duration::from_secs(60)).unwrap();
     chunk[..bytes.len()].copy_from_slice(bytes);
-    Payload { chunk, len: bytes.len(), pages: None }
+    Payload { chunk, len: bytes.len() }
 }
 
 fn names(dir: &Path) -> Vec<String> {

@@ -203,7 +203,7 @@ fn write_image(
             encoders[shard].chunk(chunk, None, &mut head).unwrap();
             let mut chunk = ring.try_take().unwrap();
             chunk[..piece.len()].copy_from_slice(piece);
-            let payload = Payload { chunk, len: piece.len(), pages: None };
+            let payload = Payload { chunk, len: piece.len() };
             writers[shard].write_chunk(&head, payload)?;
         }
         let mut out = BytesMut::new();

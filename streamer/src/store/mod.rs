@@ -1,10 +1,9 @@
 //! Keeps an image in memory between its arrival and CRIU's questions.
 //!
 //! Payloads are kept as they came: compressed ones stay compressed, zeros take nothing. Large ones
-//! are read from the shard straight into blocks of [`BLOCK_BYTES`] that are mapped, filled, and
-//! then never written again, so they can be handed to pipes by reference; a block is unmapped when
-//! the last piece in it is dropped. Small ones are kept apart, so that an image of a hundred bytes
-//! does not hold a block.
+//! are read from the shard straight into [`blocks`] that are mapped, filled, and then never written
+//! again, so they can be handed to pipes by reference; a block is unmapped when the last piece in it
+//! is dropped. Small ones are kept apart, so that an image of a hundred bytes does not hold a block.
 //!
 //! Everything counts against one limit, which is checked before memory is taken: the error comes
 //! early and says what to do, instead of the kernel's out-of-memory killer.
@@ -19,7 +18,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use memmap2::{Advice, MmapMut};
 use vramstream::ring::{ByteSize, page_bytes};
 
 use crate::{
@@ -28,8 +26,9 @@ use crate::{
     format::{ChunkHeader, Codec, FileName, Manifest},
 };
 
-/// A block: large enough that huge pages serve it and its unused end does not matter.
-const BLOCK_BYTES: usize = 32 << 20;
+mod blocks;
+use blocks::Blocks;
+
 /// Payloads below this are kept apart from blocks.
 const SMALL_BYTES: usize = 64 << 10;
 
@@ -124,8 +123,7 @@ impl ImageSink for MemoryStore {
     fn lane(self: &Arc<Self>) -> Result<StoreLane> {
         Ok(StoreLane {
             store: Arc::clone(self),
-            block: None,
-            used: 0,
+            blocks: Blocks::new(),
             pending: Vec::new(),
             current: Current::Small(Vec::new()),
         })
@@ -140,9 +138,8 @@ impl ImageSink for MemoryStore {
 #[derive(Debug)]
 pub struct StoreLane {
     store: Arc<MemoryStore>,
-    block: Option<MmapMut>,
-    used: usize,
-    /// Chunks in the block, which become pieces when it is full.
+    blocks: Blocks,
+    /// Chunks in the current block, which become pieces when it is full.
     pending: Vec<(ChunkHeader, Range<usize>)>,
     current: Current,
 }
@@ -162,18 +159,18 @@ impl Lane for StoreLane {
             let Current::Small(small) = &mut self.current else { return Ok(&mut []) };
             return Ok(small);
         }
-        let start = self.used.next_multiple_of(page_bytes());
-        let fits = self.block.as_ref().is_some_and(|block| start + len <= block.len());
-        let start = if fits { start } else { 0 };
-        // A page may be lost to alignment; a block's unused end is never touched.
+        // A page may be lost to alignment.
         self.store.reserve(len.next_multiple_of(page_bytes()))?;
-        if !fits {
-            self.seal();
-            self.block = Some(map(BLOCK_BYTES.max(len))?);
-        }
-        self.current = Current::Block(start..start + len);
-        self.used = start + len;
-        Ok(self.block.as_mut().map_or(&mut [], |block| &mut block[start..start + len]))
+        let range = match self.blocks.reserve(len) {
+            Some(range) => range,
+            None => {
+                self.seal();
+                self.blocks.next(len)?;
+                self.blocks.reserve(len).unwrap_or_default()
+            }
+        };
+        self.current = Current::Block(range.clone());
+        Ok(self.blocks.bytes(range))
     }
 
     fn chunk(&mut self, header: &ChunkHeader, _decompressed: Option<&[u8]>) -> Result<()> {
@@ -201,8 +198,7 @@ impl Lane for StoreLane {
 impl StoreLane {
     /// The block is full: from here on it is only read.
     fn seal(&mut self) {
-        self.used = 0;
-        let Some(block) = self.block.take() else { return };
+        let Some(block) = self.blocks.take() else { return };
         let block = Bytes::from_owner(block);
         for (header, range) in self.pending.drain(..) {
             self.store.push(&header, content(header.codec, block.slice(range)));
@@ -216,12 +212,4 @@ fn content(codec: Codec, bytes: Bytes) -> Content {
         Codec::Lz4 => Content::Lz4(bytes),
         Codec::Zero => Content::Zero,
     }
-}
-
-fn map(bytes: usize) -> Result<MmapMut> {
-    let block =
-        MmapMut::map_anon(bytes).map_err(Error::io(|| format!("map {bytes} bytes of memory")))?;
-    // A fault for each 4 KiB would cost more than reading the data does.
-    let _ = block.advise(Advice::HugePage);
-    Ok(block)
 }
