@@ -4,7 +4,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput};
-use vramstream::stage::{AutoCompress, Compression, Crc32, decompress_lz4, is_zero};
+use vramstream::stage::{AutoCompress, Compression, Crc32, Lz4Table, decompress_lz4, is_zero};
 use vramstream_benches::{bf16, half_zero, random};
 
 const LEN: usize = 1 << 20;
@@ -23,8 +23,10 @@ fn main() {
         group.bench_function("zero scan", |b| b.iter(|| is_zero(black_box(data))));
         group.bench_function("crc-32", |b| b.iter(|| Crc32::of(black_box(data))));
         let mut out = vec![0; LEN * 2];
-        let compress = |out: &mut [u8]| {
-            AutoCompress::default().compress(Compression::Lz4, black_box(data), out)
+        let mut table = Lz4Table::default();
+        let mut compress = |out: &mut [u8]| {
+            let always = AutoCompress::default();
+            always.compress(Compression::Lz4, black_box(data), out, &mut table)
         };
         group.bench_function("lz4", |b| b.iter(|| compress(&mut out)));
         // What LZ4 does not make smaller is never decompressed.
@@ -35,11 +37,12 @@ fn main() {
             });
         }
         // With its memory, a file that does not compress costs next to nothing.
-        let auto = AutoCompress::default();
+        let (auto, mut table) = (AutoCompress::default(), Lz4Table::default());
         group.bench_function("auto", |b| {
             b.iter(|| {
                 let mode = Compression::Auto;
-                auto.wants_try(mode).then(|| auto.compress(mode, black_box(data), &mut out))
+                let wanted = auto.wants_try(mode);
+                wanted.then(|| auto.compress(mode, black_box(data), &mut out, &mut table))
             });
         });
         group.finish();

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use lz4_flex::block::{CompressTable, compress_into_with_table};
+
 /// What the user asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
@@ -42,13 +44,20 @@ impl AutoCompress {
 
     /// Compresses `raw` into `out` if it is worth it: the stored length, or `None` where the chunk
     /// is to be stored raw. What does not fit `out` is not worth it.
-    pub fn compress(&self, mode: Compression, raw: &[u8], out: &mut [u8]) -> Option<usize> {
+    pub fn compress(
+        &self,
+        mode: Compression,
+        raw: &[u8],
+        out: &mut [u8],
+        table: &mut Lz4Table,
+    ) -> Option<usize> {
         match mode {
             Compression::None => None,
-            Compression::Lz4 => compress_lz4(raw, out).filter(|&len| len < raw.len()),
+            Compression::Lz4 => table.compress(raw, out).filter(|&len| len < raw.len()),
             Compression::Auto => {
                 let limit = raw.len() - raw.len() * WORTH_PERCENT / 100;
-                let stored = compress_lz4(raw, out).filter(|&len| len <= limit && len < raw.len());
+                let stored =
+                    table.compress(raw, out).filter(|&len| len <= limit && len < raw.len());
                 self.learn(stored.is_some());
                 stored
             }
@@ -72,8 +81,15 @@ impl AutoCompress {
     }
 }
 
-fn compress_lz4(raw: &[u8], out: &mut [u8]) -> Option<usize> {
-    lz4_flex::block::compress_into(raw, out).ok()
+/// What LZ4 notes while it compresses. Made once for each thread, so that a chunk costs no
+/// allocation.
+#[derive(Default)]
+pub struct Lz4Table(CompressTable);
+
+impl Lz4Table {
+    fn compress(&mut self, raw: &[u8], out: &mut [u8]) -> Option<usize> {
+        compress_into_with_table(raw, out, &mut self.0).ok()
+    }
 }
 
 /// Decompresses one LZ4 block that must give exactly `out.len()` bytes. `false` where the block is
@@ -106,11 +122,14 @@ mod tests {
         let text = b"all work and no play ".repeat(3000);
         let mut out = vec![0; 80 << 10];
         let tries = (0..330).filter(|_| auto.wants_try(Compression::Auto));
-        let tries = tries.map(|_| auto.compress(Compression::Auto, &noise, &mut out));
+        let tries = tries
+            .map(|_| auto.compress(Compression::Auto, &noise, &mut out, &mut Lz4Table::default()));
         assert!((10..20).contains(&tries.inspect(|stored| assert_eq!(*stored, None)).count()));
         // The next try is far away now, but it comes, and then all are tried again.
         let tries = (0..3 * MOST_PASSED_OVER).filter(|_| auto.wants_try(Compression::Auto));
-        let worth = tries.map(|_| auto.compress(Compression::Auto, &text, &mut out).is_some());
+        let worth = tries.map(|_| {
+            auto.compress(Compression::Auto, &text, &mut out, &mut Lz4Table::default()).is_some()
+        });
         assert!(worth.filter(|worth| *worth).count() > MOST_PASSED_OVER as usize);
     }
 
@@ -120,22 +139,35 @@ mod tests {
         let noise = random(64 << 10);
         let text = b"all work and no play ".repeat(3000);
         for mode in [Compression::Lz4, Compression::Auto] {
-            assert_eq!(AutoCompress::default().compress(mode, &noise, &mut out), None);
-            let len = AutoCompress::default().compress(mode, &text, &mut out).unwrap();
+            assert_eq!(
+                AutoCompress::default().compress(mode, &noise, &mut out, &mut Lz4Table::default()),
+                None
+            );
+            let len = AutoCompress::default()
+                .compress(mode, &text, &mut out, &mut Lz4Table::default())
+                .unwrap();
             let mut back = vec![0; text.len()];
             assert!(decompress_lz4(&out[..len], &mut back));
             assert_eq!(back, text);
             assert!(!decompress_lz4(&out[..len], &mut vec![0; text.len() + 1]));
             assert!(!decompress_lz4(&out[..len], &mut vec![0; text.len() - 1]));
         }
-        assert_eq!(AutoCompress::default().compress(Compression::None, &text, &mut out), None);
+        assert_eq!(
+            AutoCompress::default().compress(
+                Compression::None,
+                &text,
+                &mut out,
+                &mut Lz4Table::default()
+            ),
+            None
+        );
     }
 
     proptest! {
         #[test]
         fn round_trip(raw in prop::collection::vec(0u8..4, 0..5000)) {
             let mut out = vec![0; raw.len()];
-            if let Some(len) = AutoCompress::default().compress(Compression::Lz4, &raw, &mut out) {
+            if let Some(len) = AutoCompress::default().compress(Compression::Lz4, &raw, &mut out, &mut Lz4Table::default()) {
                 let mut back = vec![0; raw.len()];
                 prop_assert!(decompress_lz4(&out[..len], &mut back));
                 prop_assert_eq!(back, raw);

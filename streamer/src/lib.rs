@@ -40,6 +40,7 @@ pub mod format;
 pub mod inspect;
 pub mod limits;
 pub mod payload;
+mod poller;
 pub mod progress;
 pub mod proto;
 pub mod seekable;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crossbeam_channel::{Receiver, Sender};
 use vramstream::{
     ring::{Chunk, Ring},
-    stage::Compression,
+    stage::{Compression, Lz4Table},
 };
 
 use super::frames::{FileState, Frame, send_frame};
@@ -96,6 +96,7 @@ struct Worker {
 
 impl Worker {
     fn run(self, mut spare: Chunk) {
+        let mut table = Lz4Table::default();
         for Job { state, mut header, mut payload } in &self.jobs {
             if self.fault.is_raised() {
                 continue;
@@ -107,7 +108,7 @@ impl Worker {
             let stored = if starving {
                 None
             } else {
-                state.compress.compress(self.compression, payload.bytes(), &mut spare)
+                state.compress.compress(self.compression, payload.bytes(), &mut spare, &mut table)
             };
             if let Some(stored) = stored {
                 header.codec = Codec::Lz4;

@@ -2,12 +2,12 @@
 
 use std::{
     collections::HashMap,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     path::Path,
     time::{Duration, Instant},
 };
 
-use rustix::event::{Timespec, epoll};
+use rustix::event::Timespec;
 
 use super::{
     Intake,
@@ -19,6 +19,7 @@ use crate::{
     error::{Error, Result},
     format::FileName,
     limits,
+    poller::Poller,
     progress::Progress,
     signals::Signals,
     transport::pipe,
@@ -48,7 +49,7 @@ const FIRST_IMAGE: u64 = 16;
 
 /// See the [module](self).
 pub(super) struct Pump<'a> {
-    epoll: OwnedFd,
+    poller: Poller,
     signals: &'a Signals,
     progress: &'a Progress,
     listener: Option<Listener>,
@@ -75,10 +76,8 @@ impl<'a> Pump<'a> {
     pub(super) fn bind(dir: &Path, signals: &'a Signals, progress: &'a Progress) -> Result<Self> {
         let listener = Listener::bind(dir, CAPTURE_SOCKET)?;
         let gates = Gates::bind(dir)?;
-        let epoll =
-            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::io(|| "make an epoll"))?;
         let pump = Pump {
-            epoll,
+            poller: Poller::new()?,
             signals,
             progress,
             listener: Some(listener),
@@ -90,10 +89,10 @@ impl<'a> Pump<'a> {
             started: None,
             most_open: limits::descriptors_for_images(),
         };
-        pump.watch(pump.signals, SIGNALS)?;
-        pump.watch(pump.gates.listener(), GATES)?;
+        pump.poller.add(pump.signals, SIGNALS)?;
+        pump.poller.add(pump.gates.listener(), GATES)?;
         if let Some(listener) = &pump.listener {
-            pump.watch(listener, LISTENER)?;
+            pump.poller.add(listener, LISTENER)?;
         }
         Ok(pump)
     }
@@ -118,23 +117,17 @@ impl<'a> Pump<'a> {
     /// Pumps until the dump is over: the totals if it is whole, the reason if it is not.
     pub(super) fn run(&mut self, intake: &mut dyn Intake) -> Result<Totals> {
         if let Some(alarm) = intake.alarm() {
-            self.watch(alarm, ALARM)?;
+            self.poller.add(alarm, ALARM)?;
         }
-        let mut events = Vec::with_capacity(64);
         let mut last_check = Instant::now();
         loop {
             if let Some(totals) = self.over()? {
                 return Ok(totals);
             }
-            events.clear();
-            let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
-            let spare = rustix::buffer::spare_capacity(&mut events);
-            match epoll::wait(&self.epoll, spare, Some(&timeout)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(Error::io(|| "wait for CRIU")(error)),
-            }
-            for event in &events {
-                self.handle(event.data.u64(), intake)?;
+            for n in 0..self.poller.wait(HEALTH_CHECK)? {
+                if let Some(event) = self.poller.ready(n) {
+                    self.handle(event, intake)?;
+                }
             }
             if last_check.elapsed() >= HEALTH_CHECK {
                 last_check = Instant::now();
@@ -206,7 +199,7 @@ impl<'a> Pump<'a> {
         // CRIU connects once. A second one finds no socket, and fails.
         let socket = self.listener.take().map(|listener| listener.path().display().to_string());
         let connection = Connection::new(stream, socket.unwrap_or_default());
-        self.watch(&connection, CONNECTION)?;
+        self.poller.add(&connection, CONNECTION)?;
         self.criu = Criu::Connected(connection);
         self.last_sign_of_life = Instant::now();
         Ok(())
@@ -236,7 +229,7 @@ impl<'a> Pump<'a> {
             Some(Request::Closed) => {
                 let connection = std::mem::replace(&mut self.criu, Criu::Gone);
                 if let Criu::Connected(connection) = &connection {
-                    self.forget(connection)?;
+                    self.poller.remove(connection)?;
                 }
                 self.last_sign_of_life = Instant::now();
                 Ok(())
@@ -246,7 +239,7 @@ impl<'a> Pump<'a> {
 
     fn pause(&mut self) -> Result<()> {
         if let Criu::Connected(connection) = std::mem::replace(&mut self.criu, Criu::Gone) {
-            self.forget(&connection)?;
+            self.poller.remove(&connection)?;
             self.criu = Criu::Paused(connection);
         }
         Ok(())
@@ -254,7 +247,7 @@ impl<'a> Pump<'a> {
 
     fn resume(&mut self) -> Result<()> {
         if let Criu::Paused(connection) = std::mem::replace(&mut self.criu, Criu::Gone) {
-            self.watch(&connection, CONNECTION)?;
+            self.poller.add(&connection, CONNECTION)?;
             self.criu = Criu::Connected(connection);
         }
         Ok(())
@@ -262,15 +255,15 @@ impl<'a> Pump<'a> {
 
     fn add(&mut self, name: FileName, source: Source, pipe: OwnedFd) -> Result<()> {
         let image = self.roll.open(name, source, pipe)?;
-        self.watch(&image.pipe, FIRST_IMAGE + u64::from(image.file)).map_err(
-            |error| match error {
+        self.poller.add(&image.pipe, FIRST_IMAGE + u64::from(image.file)).map_err(|error| {
+            match error {
                 // Of all descriptors only a plain file, which is always readable, cannot be watched.
                 Error::Io { source, .. } if source.raw_os_error() == Some(nix::libc::EPERM) => {
                     Error::Usage(format!("{} is not a pipe, FIFO or socket", image.name))
                 }
                 error => error,
-            },
-        )?;
+            }
+        })?;
         self.progress.image_opened(&image.name);
         self.open.insert(image.file, image);
         Ok(())
@@ -284,23 +277,13 @@ impl<'a> Pump<'a> {
         // After, not before: taking it may have waited for a slow shard.
         self.last_sign_of_life = Instant::now();
         if end && let Some(image) = self.open.remove(&file) {
-            self.forget(&image.pipe)?;
+            self.poller.remove(&image.pipe)?;
             self.roll.end(&image)?;
             if matches!(self.criu, Criu::Paused(_)) {
                 self.resume()?;
             }
         }
         Ok(())
-    }
-
-    fn watch(&self, fd: impl AsFd, event: u64) -> Result<()> {
-        let data = epoll::EventData::new_u64(event);
-        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
-            .map_err(Error::io(|| "watch a descriptor"))
-    }
-
-    fn forget(&self, fd: impl AsFd) -> Result<()> {
-        epoll::delete(&self.epoll, fd).map_err(Error::io(|| "forget a descriptor"))
     }
 }
 

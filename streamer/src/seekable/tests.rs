@@ -7,7 +7,7 @@ use std::{
 
 use bytes::BytesMut;
 use proptest::prelude::*;
-use vramstream::stage::{AutoCompress, Compression, Crc32, crc32_of_zeros};
+use vramstream::stage::{AutoCompress, Compression, Crc32, Lz4Table, crc32_of_zeros};
 
 use super::*;
 use crate::{
@@ -57,7 +57,12 @@ impl Writer {
         let (codec, stored) = match codec {
             Codec::Zero if raw.iter().all(|&b| b == 0) => (Codec::Zero, &[][..]),
             Codec::Lz4 => {
-                match AutoCompress::default().compress(Compression::Lz4, raw, &mut stored) {
+                match AutoCompress::default().compress(
+                    Compression::Lz4,
+                    raw,
+                    &mut stored,
+                    &mut Lz4Table::default(),
+                ) {
                     Some(len) => (Codec::Lz4, &stored[..len]),
                     None => (Codec::Raw, raw),
                 }

@@ -17,21 +17,14 @@
 //! first byte is given, a larger one piece by piece. When a piece turns out to be damaged, its pipe
 //! and all connections are closed at once: CRIU finds an end where none may be, and fails.
 
-use std::{
-    collections::HashMap,
-    os::fd::{AsFd, OwnedFd},
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
-
-use rustix::event::{Timespec, epoll};
+use std::{collections::HashMap, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 
 use crate::{
     criu::{Connection, Listener, Request, SERVE_SOCKET},
     error::{Error, Result},
     fault::Fault,
     format::FileName,
+    poller::Poller,
     progress::Progress,
     signals::Signals,
 };
@@ -66,6 +59,9 @@ pub struct Options {
 /// How long images that are being read may go without a byte after all clients have gone.
 const LINGER: Duration = Duration::from_secs(5);
 
+/// The longest wait for a client's next word, after which the signals are looked at all the same.
+const CHECK: Duration = Duration::from_secs(1);
+
 /// The image whose ports can be remapped.
 const FILES_IMG: &str = "files.img";
 
@@ -92,22 +88,22 @@ pub fn serve(
     }
     let listener = Listener::bind(&options.images_dir, SERVE_SOCKET)?;
     let mut server = Server {
-        epoll: epoll::create(epoll::CreateFlags::CLOEXEC).map_err(Error::io(|| "make an epoll"))?,
+        poller: Poller::new()?,
         files,
         senders,
         clients: HashMap::new(),
         awaited: options.clients,
         next_client: FIRST_CLIENT,
     };
-    server.watch(signals, SIGNALS)?;
-    server.watch(&listener, LISTENER)?;
-    server.watch(fault.alarm(), ALARM)?;
+    server.poller.add(signals, SIGNALS)?;
+    server.poller.add(&listener, LISTENER)?;
+    server.poller.add(fault.alarm(), ALARM)?;
     progress.line("socket-init");
     server.run(listener, signals, &fault)
 }
 
 struct Server {
-    epoll: OwnedFd,
+    poller: Poller,
     files: Arc<dyn ImageFiles>,
     senders: Senders,
     clients: HashMap<u64, Client>,
@@ -127,17 +123,10 @@ struct Client {
 impl Server {
     fn run(&mut self, listener: Listener, signals: &Signals, fault: &Fault) -> Result<()> {
         let mut listener = Some(listener);
-        let mut events = Vec::with_capacity(16);
         while self.awaited > 0 || !self.clients.is_empty() {
-            events.clear();
-            let timeout = Timespec { tv_sec: 1, tv_nsec: 0 };
-            let spare = rustix::buffer::spare_capacity(&mut events);
-            match epoll::wait(&self.epoll, spare, Some(&timeout)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(Error::io(|| "wait for CRIU")(error)),
-            }
-            for event in &events {
-                match event.data.u64() {
+            for n in 0..self.poller.wait(CHECK)? {
+                let Some(event) = self.poller.ready(n) else { break };
+                match event {
                     SIGNALS => signals.check()?,
                     ALARM => fault.check()?,
                     LISTENER => self.accept(&mut listener)?,
@@ -152,7 +141,7 @@ impl Server {
         let Some(open) = listener else { return Ok(()) };
         let Some(stream) = open.accept()? else { return Ok(()) };
         let connection = Connection::new(stream, open.path().display().to_string());
-        self.watch(&connection, self.next_client)?;
+        self.poller.add(&connection, self.next_client)?;
         self.clients.insert(self.next_client, Client { connection, promised: None });
         self.next_client += 1;
         self.awaited -= 1;
@@ -179,12 +168,6 @@ impl Server {
                 Ok(())
             }
         }
-    }
-
-    fn watch(&self, fd: impl AsFd, event: u64) -> Result<()> {
-        let data = epoll::EventData::new_u64(event);
-        epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
-            .map_err(Error::io(|| "watch a descriptor"))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Writes native images step by step, as a capture would, into memory.
 
 use bytes::BytesMut;
-use vramstream::stage::{AutoCompress, Compression, Crc32, crc32_of_zeros, is_zero};
+use vramstream::stage::{AutoCompress, Compression, Crc32, Lz4Table, crc32_of_zeros, is_zero};
 use vramstream_streamer::format::{
     ChunkHeader, Codec, FileEnd, FileName, ImageEnd, ImageId, Prologue, ShardEncoder,
 };
@@ -41,7 +41,12 @@ impl NativeImage {
         align: Option<u32>,
     ) {
         let mut packed = vec![0; bytes.len()];
-        let packed_len = AutoCompress::default().compress(compression, bytes, &mut packed);
+        let packed_len = AutoCompress::default().compress(
+            compression,
+            bytes,
+            &mut packed,
+            &mut Lz4Table::default(),
+        );
         let (codec, stored) = match packed_len {
             _ if is_zero(bytes) => (Codec::Zero, &[][..]),
             Some(len) => (Codec::Lz4, &packed[..len]),
