@@ -160,6 +160,21 @@ fn what_is_received_is_served_or_extracted() -> io::Result<()> {
 }
 
 #[test]
+fn options_that_mean_nothing_are_refused() -> io::Result<()> {
+    for words in [
+        &["serve", "--to", "file:/x"][..],
+        &["capture", "--from", "file:/x"],
+        &["receive", "--listen", "127.0.0.1:0", "--from", "file:/x"],
+        &["extract", "--tcp-listen-remap", "80:81"],
+    ] {
+        let output = run(&[&["-D", "/nowhere"], words].concat())?;
+        assert_eq!(output.status.code(), Some(1), "{words:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains("means nothing"), "{output:?}");
+    }
+    Ok(())
+}
+
+#[test]
 fn nobody_listens() -> io::Result<()> {
     let dir = tempfile::tempdir()?;
     // A port that was free a moment ago.

@@ -67,7 +67,8 @@ pub struct SourceArg {
     pub image: Option<PathBuf>,
 }
 
-/// Options of every command; a command ignores none that changes what it does.
+/// Options of every command. Those that say where an image goes or comes from are refused by
+/// commands to which they mean nothing.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Where CRIU's sockets are made, and where extract writes

@@ -69,6 +69,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Inspect(_) => "inspect",
         Command::CommitGate => return commit_gate(cli.options.images_dir.as_deref()),
     };
+    refuse_misplaced(command, &cli.options)?;
     let progress = progress(command, &cli.options)?;
     let outcome = match cli.command {
         Command::Capture => commands::capture(cli.options, &progress),
@@ -83,6 +84,23 @@ fn run(cli: Cli) -> Result<()> {
         progress.failed(&error.report().to_string());
     }
     outcome
+}
+
+/// Options that a command would ignore although somebody meant something by them.
+fn refuse_misplaced(command: &str, options: &Options) -> Result<()> {
+    let reads = ["serve", "extract", "verify", "inspect"].contains(&command);
+    let misplaced = [
+        ("--to", options.to.is_some() && command != "capture"),
+        ("--from", options.from.is_some() && !reads),
+        (
+            "--tcp-listen-remap",
+            options.tcp_listen_remap.is_some() && !["serve", "receive"].contains(&command),
+        ),
+    ];
+    match misplaced.iter().find(|(_, misplaced)| *misplaced) {
+        Some((option, _)) => Err(Error::Usage(format!("{option} means nothing to {command}"))),
+        None => Ok(()),
+    }
 }
 
 fn progress(command: &'static str, options: &Options) -> Result<Progress> {
