@@ -15,6 +15,7 @@ use std::{
 };
 
 use crossbeam_channel::{Receiver, Sender};
+use rustix::net::RecvFlags;
 use vramstream::{
     ring::{Ring, page_bytes},
     stage::{self, AutoCompress, Compression, Crc32, ZeroChecksums},
@@ -22,7 +23,7 @@ use vramstream::{
 
 use super::{
     Intake,
-    image::{OpenImage, Readable, Totals},
+    image::{OpenImage, Readable, Source, Totals},
     writers::{Outcome, Writers},
 };
 use crate::{
@@ -44,6 +45,9 @@ const RING_BYTES: usize = 32 << 20;
 const FEWEST_CHUNKS: usize = 8;
 /// How often a wait for a chunk looks up whether there is still a reason to wait.
 const WAIT: Duration = Duration::from_millis(100);
+
+/// The same for the compression threads at the end, which have next to nothing to do then.
+const WORKER_WAIT: Duration = Duration::from_millis(1);
 
 /// What is known of a file while it is on its way. Shared by the pump, the workers and the shards.
 #[derive(Debug)]
@@ -358,7 +362,13 @@ impl Intake for NativeIntake<'_> {
     fn commit(&mut self, totals: &Totals) -> Result<Vec<ShardStat>> {
         // The workers first: what they hold still goes to the shards.
         self.jobs = None;
-        for worker in self.workers.drain(..) {
+        for worker in std::mem::take(&mut self.workers) {
+            // They may wait for a shard that takes nothing.
+            while !worker.is_finished() {
+                std::thread::sleep(WORKER_WAIT);
+                self.check()?;
+                self.destination.health()?;
+            }
             worker.join().map_err(|_| Error::Panicked("compression".into()))?;
         }
         let end = ImageEnd {
@@ -376,8 +386,11 @@ impl Intake for NativeIntake<'_> {
             if let Some(stats) = waiting.poll(WAIT)? {
                 break stats;
             }
-            self.check()?;
-            self.destination.health()?;
+            if let Err(error) = self.check().and_then(|()| self.destination.health()) {
+                // So that no shard says any more that the image is whole.
+                self.fault.raise(Error::DumpIncomplete("the capture was given up".into()));
+                return Err(error);
+            }
         };
         self.fault.check()?;
         self.destination.commit()?;
@@ -420,8 +433,15 @@ impl NativeIntake<'_> {
 
 /// How many bytes wait in a pipe that was reported readable; none means that it has ended.
 pub(super) fn waiting(image: &OpenImage) -> Result<usize> {
-    let waiting = rustix::io::ioctl_fionread(&image.pipe)
-        .map_err(Error::io(|| format!("look into the pipe of {}", image.name)))?;
+    let failed = || format!("look into the pipe of {}", image.name);
+    let waiting = rustix::io::ioctl_fionread(&image.pipe).map_err(Error::io(failed))?;
+    if waiting == 0 && image.source == Source::External {
+        // A socket whose other end died has nothing more to give either, and has not ended.
+        match rustix::net::recv(&image.pipe, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok(_) | Err(rustix::io::Errno::NOTSOCK) => {}
+            Err(error) => return Err(Error::io(|| format!("read {}", image.name))(error)),
+        }
+    }
     Ok(usize::try_from(waiting).unwrap_or(usize::MAX))
 }
 
