@@ -35,7 +35,8 @@ pub struct Extraction {
     temporary: TempDir,
     /// Names that do not go into the directory.
     external: Vec<FileName>,
-    created: Mutex<HashMap<u32, FileName>>,
+    /// Until this is [closed](Self::close).
+    created: Mutex<Option<HashMap<u32, FileName>>>,
 }
 
 impl Extraction {
@@ -52,7 +53,20 @@ impl Extraction {
             .tempdir_in(dir)
             .map_err(Error::io(|| format!("create a directory in {}", dir.display())))?;
         let dir = dir.to_owned();
-        Ok(Arc::new(Extraction { dir, temporary, external, created: Mutex::default() }))
+        Ok(Arc::new(Extraction {
+            dir,
+            temporary,
+            external,
+            created: Mutex::new(Some(HashMap::new())),
+        }))
+    }
+
+    /// Removes what was not moved into place. Not left to the last who drops this: a thread that
+    /// reads a shard may wait for bytes that never come, and hold it to the end of the program.
+    pub fn close(&self) {
+        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+        *created = None;
+        let _ = fs::remove_dir_all(self.temporary.path());
     }
 
     /// The image is whole: moves its files into place, after they are safe on disk.
@@ -143,13 +157,18 @@ impl ImageSink for Extraction {
             )));
         }
         let path = self.temporary_path(file);
+        // The lock is held for as long as the file is made, so that none is made after the end.
+        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(created) = &mut *created else {
+            return Err(Error::DumpIncomplete("the extraction was given up".into()));
+        };
         File::options()
             .write(true)
             .create_new(true)
             .mode(0o600)
             .open(&path)
             .map_err(Error::io(|| format!("create {} for {name}", path.display())))?;
-        self.created.lock().unwrap_or_else(PoisonError::into_inner).insert(file, name.clone());
+        created.insert(file, name.clone());
         Ok(())
     }
 }
@@ -188,7 +207,8 @@ impl Lane for ExtractLane {
         let bytes = decompressed.unwrap_or(&self.payload[..self.len]);
         file.write_all_at(bytes, header.offset).map_err(|error| {
             let created = self.extraction.created.lock().unwrap_or_else(PoisonError::into_inner);
-            let name = created.get(&header.file).map(FileName::as_str).unwrap_or_default();
+            let name = created.as_ref().and_then(|created| created.get(&header.file));
+            let name = name.map(FileName::as_str).unwrap_or_default();
             Error::io(|| format!("write {name} into {}", self.extraction.dir.display()))(error)
         })
     }

@@ -20,8 +20,7 @@ pub struct Signals {
 impl Signals {
     /// Takes the signals over for this thread and the threads it will start.
     pub fn take() -> Result<Self> {
-        let mut set = SigSet::empty();
-        STOPPING.into_iter().for_each(|signal| set.add(signal));
+        let set = stopping();
         let failed = Error::io::<_, nix::Error>(|| "take over SIGTERM and SIGINT");
         set.thread_block()
             .and_then(|()| {
@@ -29,6 +28,28 @@ impl Signals {
             })
             .map(|fd| Signals { fd })
             .map_err(failed)
+    }
+
+    /// Runs `wait` with the signals doing what they do by default: they end the program at once.
+    ///
+    /// They go to a thread that is there for nothing else. Those that `wait` starts have them
+    /// blocked, like all others: one that had not would be killed, and the program with it, by every
+    /// signal that comes later.
+    pub fn deadly_during<T>(&self, wait: impl FnOnce() -> T) -> Result<T> {
+        let (end, ended) = crossbeam_channel::bounded::<()>(0);
+        let thread = std::thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || {
+                if stopping().thread_unblock().is_ok() {
+                    // Nothing is ever sent: this is the end of the wait.
+                    let _ = ended.recv();
+                }
+            })
+            .map_err(Error::io(|| "start a thread for signals"))?;
+        let done = wait();
+        drop(end);
+        let _ = thread.join();
+        Ok(done)
     }
 
     /// An error if one of them has come.
@@ -42,6 +63,10 @@ impl Signals {
             _ => Ok(()),
         }
     }
+}
+
+fn stopping() -> SigSet {
+    STOPPING.into_iter().collect()
 }
 
 impl AsFd for Signals {

@@ -364,6 +364,19 @@ fn a_wrong_descriptor_is_refused_by_number() -> io::Result<()> {
 }
 
 #[test]
+fn an_external_file_does_not_take_an_image_s_place() -> io::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let launch = Launch::new(&Program::under_test()?, dir.path()).external("core-1.img");
+    let (mut running, _collectors, _) = start_capture(launch)?;
+    let criu = CaptureClient::connect(dir.path())?;
+    // It may be refused before it is written.
+    let _ = criu.send("core-1.img", b"CRIU's");
+    let _ = criu.finish();
+    running.external.clear();
+    running.wait()?.expect_failure(&["core-1.img"])
+}
+
+#[test]
 fn external_files_that_hold_an_image_s_name_are_refused() -> io::Result<()> {
     let files = Files::from([("core-1.img".to_owned(), b"new".to_vec())]);
     let shards = image_of(&files, 1)?;

@@ -84,5 +84,5 @@ fn write(dir: &Path, len: usize, io: FileIo) -> Result<(), Error> {
         turn = 1 - turn;
     }
     shards.iter_mut().try_for_each(|shard| ShardWriter::finish(&mut **shard))?;
-    destination.commit()
+    destination.commit(&mut || Ok(()))
 }

@@ -222,7 +222,9 @@ fn what_is_committed_arrives_as_it_was_written() {
         image.write(0..CHUNKS).unwrap();
         destination.health().unwrap();
         let bytes = image.finish().unwrap();
-        destination.commit().unwrap_or_else(|error| panic!("{name}: {}", error.report()));
+        destination
+            .commit(&mut || Ok(()))
+            .unwrap_or_else(|error| panic!("{name}: {}", error.report()));
         let absorbed = reader.end().unwrap_or_else(|error| panic!("{name}: {}", error.report()));
         // The checksums of the chunks and of the file were verified on the way.
         assert_eq!(absorbed.manifest.end.raw_bytes, bytes, "{name}");

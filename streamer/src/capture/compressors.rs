@@ -71,7 +71,7 @@ impl Compressors {
     }
 
     /// Waits until everything that went in has come out, asking `check` whether to go on.
-    pub(super) fn finish(self, check: &dyn Fn() -> Result<()>) -> Result<()> {
+    pub(super) fn finish(self, check: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         drop(self.jobs);
         for thread in self.threads {
             // Not a join: the shards that take what is left may have stalled.

@@ -1,6 +1,9 @@
 //! An image that CRIU, or somebody else, is writing.
 
-use std::{collections::HashMap, os::fd::OwnedFd};
+use std::{
+    collections::{HashMap, HashSet},
+    os::fd::OwnedFd,
+};
 
 use crate::{
     criu::{INVENTORY, InventoryCheck},
@@ -47,6 +50,7 @@ pub(super) struct Roll {
     /// The version of each name that has ended last.
     finished: HashMap<FileName, (u32, u64)>,
     superseded: Vec<u32>,
+    external: HashSet<FileName>,
     inventory_whole: bool,
 }
 
@@ -68,6 +72,17 @@ impl Roll {
     ) -> Result<OpenImage> {
         if self.next >= MAX_FILES {
             return Err(Error::DumpIncomplete(format!("CRIU writes more than {MAX_FILES} images")));
+        }
+        match source {
+            Source::External => {
+                self.external.insert(name.clone());
+            }
+            Source::Criu if self.external.contains(&name) => {
+                return Err(Error::DumpIncomplete(format!(
+                    "CRIU writes {name}, which is also the name of an external file: give that another one in --ext-file-fds"
+                )));
+            }
+            Source::Criu => {}
         }
         let file = self.next;
         self.next += 1;

@@ -10,6 +10,7 @@
 use std::{collections::HashMap, os::fd::BorrowedFd, sync::Arc, time::Duration};
 
 use crossbeam_channel::Sender;
+use rustix::net::RecvFlags;
 use vramstream::{
     ring::{Ring, page_bytes},
     stage::{self, Compression, Crc32, ZeroChecksums},
@@ -19,7 +20,7 @@ use super::{
     Intake,
     compressors::{Compressors, Job},
     frames::{FileState, Frame, send_frame},
-    image::{OpenImage, Readable, Totals},
+    image::{OpenImage, Readable, Source, Totals},
     writers::{Outcome, Writers},
 };
 use crate::{
@@ -75,6 +76,14 @@ impl<'a> NativeIntake<'a> {
         signals: &'a Signals,
         progress: &'a Progress,
     ) -> Result<Self> {
+        let elsewhere = destination.memory_bytes();
+        if elsewhere > memory_bytes / 2 {
+            return Err(Error::Usage(format!(
+                "{} shards take {elsewhere} bytes, more than half of --memory {memory_bytes}: give more memory or fewer --shards",
+                destination.shards()
+            )));
+        }
+        let memory_bytes = memory_bytes - elsewhere;
         let image = ImageId::random().map_err(Error::io(|| "read /dev/urandom"))?;
         let shards = destination.open(image)?;
         let ring = ring(memory_bytes, destination.chunk_bytes())?;
@@ -259,7 +268,11 @@ impl Intake for NativeIntake<'_> {
     fn commit(&mut self, totals: &Totals) -> Result<Vec<ShardStat>> {
         // These first: what they hold still goes to the shards.
         if let Some(compressors) = self.compressors.take() {
-            compressors.finish(&|| self.check())?;
+            compressors.finish(&mut || {
+                self.fault.check()?;
+                self.signals.check()?;
+                self.destination.health()
+            })?;
         }
         let end = ImageEnd {
             files: totals.files,
@@ -276,11 +289,14 @@ impl Intake for NativeIntake<'_> {
             if let Some(stats) = waiting.poll(WAIT)? {
                 break stats;
             }
-            self.check()?;
-            self.destination.health()?;
+            if let Err(error) = self.check().and_then(|()| self.destination.health()) {
+                // So that no shard says any more that the image is whole.
+                self.fault.raise(Error::DumpIncomplete("the capture was given up".into()));
+                return Err(error);
+            }
         };
         self.fault.check()?;
-        self.destination.commit()?;
+        self.destination.commit(&mut || self.signals.check())?;
         Ok(stats)
     }
 
@@ -317,8 +333,15 @@ impl NativeIntake<'_> {
 
 /// How many bytes wait in a pipe that was reported readable; none means that it has ended.
 pub(super) fn waiting(image: &OpenImage) -> Result<usize> {
-    let waiting = rustix::io::ioctl_fionread(&image.pipe)
-        .map_err(Error::io(|| format!("look into the pipe of {}", image.name)))?;
+    let failed = || format!("look into the pipe of {}", image.name);
+    let waiting = rustix::io::ioctl_fionread(&image.pipe).map_err(Error::io(failed))?;
+    if waiting == 0 && image.source == Source::External {
+        // A socket whose other end died has nothing more to give either, and has not ended.
+        match rustix::net::recv(&image.pipe, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            Ok(_) | Err(rustix::io::Errno::NOTSOCK) => {}
+            Err(error) => return Err(Error::io(|| format!("read {}", image.name))(error)),
+        }
+    }
     Ok(usize::try_from(waiting).unwrap_or(usize::MAX))
 }
 

@@ -8,7 +8,10 @@ use std::{
     collections::HashSet,
     fs::File,
     io::Write,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::fs::FileTypeExt,
+    },
 };
 
 use bytes::BytesMut;
@@ -39,6 +42,8 @@ const SHARD_PIPE_BYTES: usize = 1 << 20;
 const HEADERS_BYTES: usize = 4096;
 /// What is copied at a time where the kernel does not splice.
 const COPY_BYTES: usize = 64 << 10;
+/// What a pipe or socket that says it has room takes without blocking: PIPE_BUF.
+const AT_ONCE_BYTES: usize = 4096;
 
 /// See the [module](self).
 pub(super) struct SplicedIntake<'a> {
@@ -60,6 +65,8 @@ struct Shard {
     name: String,
     file: File,
     is_pipe: bool,
+    /// Not into a socket: that would block until there is room, whatever flags it is given.
+    splices: bool,
     capacity: usize,
     /// At least this much room is left, as far as is known.
     room: usize,
@@ -109,11 +116,9 @@ impl<'a> SplicedIntake<'a> {
     /// Writes what is in `out` to a shard, then `payload` bytes from the image's pipe.
     fn record(&mut self, image: &OpenImage, payload: usize) -> Result<()> {
         let shard = self.roomiest(payload)?;
-        self.wait_for_room(shard)?;
-        let target = &mut self.shards[shard];
-        target.write(&self.out)?;
+        self.write(shard, &self.out)?;
         let mut left = payload;
-        while left > 0 && self.splices {
+        while left > 0 && self.splices && self.shards[shard].splices {
             let target = &self.shards[shard];
             match rustix::pipe::splice(
                 &image.pipe,
@@ -145,8 +150,7 @@ impl<'a> SplicedIntake<'a> {
                 rustix::io::read(&image.pipe, &mut self.buffer[..piece])
             });
             let read = read.map_err(Error::io(|| format!("read {} from CRIU", image.name)))?;
-            self.wait_for_room(shard)?;
-            self.shards[shard].write(&self.buffer[..read])?;
+            self.write(shard, &self.buffer[..read])?;
             left -= read;
         }
         Ok(())
@@ -159,6 +163,15 @@ impl<'a> SplicedIntake<'a> {
         target.bytes += bytes as u64;
         target.room = target.room.saturating_sub(HEADERS_BYTES + payload);
         self.progress.stored(shard, bytes as u64);
+    }
+
+    /// Writes without ever blocking where a signal would not be seen.
+    fn write(&self, shard: usize, bytes: &[u8]) -> Result<()> {
+        for piece in bytes.chunks(AT_ONCE_BYTES) {
+            self.wait_for_room(shard)?;
+            self.shards[shard].write(piece)?;
+        }
+        Ok(())
     }
 
     fn wait_for_room(&self, shard: usize) -> Result<()> {
@@ -192,10 +205,8 @@ impl<'a> SplicedIntake<'a> {
         }
         self.markers.file_data(&image.name, len32(read), &mut self.out);
         let shard = self.roomiest(read)?;
-        self.wait_for_room(shard)?;
-        let target = &mut self.shards[shard];
-        target.write(&self.out)?;
-        target.write(&bytes[..read])?;
+        self.write(shard, &self.out)?;
+        self.write(shard, &bytes[..read])?;
         self.account(shard, read);
         Ok(read)
     }
@@ -241,9 +252,15 @@ impl Intake for SplicedIntake<'_> {
     fn commit(&mut self, _totals: &Totals) -> Result<Vec<ShardStat>> {
         std::mem::take(&mut self.markers).image_eof(&mut self.out);
         let shard = self.roomiest(0)?;
-        self.wait_for_room(shard)?;
-        self.shards[shard].write(&self.out)?;
+        self.write(shard, &self.out)?;
         self.account(shard, 0);
+        // A pipe holds references to pages of the dumped process, and a reader may die with them.
+        for shard in self.shards.iter().filter(|shard| shard.is_pipe) {
+            while !pipe::is_drained(&shard.file).map_err(|error| shard.failed(error))? {
+                std::thread::sleep(pipe::DRAIN_POLL);
+                self.signals.check()?;
+            }
+        }
         Ok(self
             .shards
             .iter()
@@ -269,7 +286,8 @@ impl Shard {
         }
         let capacity = if is_pipe { rustix::pipe::fcntl_getpipe_size(&file).ok() } else { None };
         let capacity = capacity.unwrap_or(SHARD_PIPE_BYTES);
-        Shard { name, file, is_pipe, capacity, room: 0, bytes: 0 }
+        let splices = !file.metadata().is_ok_and(|meta| meta.file_type().is_socket());
+        Shard { name, file, is_pipe, splices, capacity, room: 0, bytes: 0 }
     }
 
     fn look(&mut self) -> Result<()> {
@@ -282,8 +300,8 @@ impl Shard {
         Ok(())
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|error| self.failed(error))
+    fn write(&self, bytes: &[u8]) -> Result<()> {
+        (&self.file).write_all(bytes).map_err(|error| self.failed(error))
     }
 
     fn failed(&self, error: std::io::Error) -> Error {

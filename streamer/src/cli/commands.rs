@@ -1,6 +1,11 @@
 //! The commands, each from its options to its end.
 
-use std::{fs::File, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
+use std::{
+    fs::File,
+    os::{fd::OwnedFd, unix::fs::FileExt},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use super::{Format, Options, args, places};
 use crate::{
@@ -8,7 +13,7 @@ use crate::{
     capture::{self, Output},
     error::{Error, Result},
     extract::{self, Extraction},
-    format::{ImageEnd, Manifest, Prologue},
+    format::{FileName, ImageEnd, Manifest, Prologue},
     inspect::Inspection,
     limits,
     progress::Progress,
@@ -75,9 +80,7 @@ pub(super) fn receive(receive: args::Receive, options: Options, progress: &Progr
 fn serve_from(origin: &mut dyn Origin, options: &Options, progress: &Progress) -> Result<()> {
     let images_dir = places::images_dir(options)?;
     let external_files = places::external(options)?;
-    let shards = origin.open()?;
-    // A signal ends the wait for an image at once; from here on there is something to clean up.
-    let signals = Signals::take()?;
+    let (signals, shards) = open(origin)?;
     let (files, manifest): (Arc<dyn ImageFiles>, Manifest) = match seekable(shards)? {
         Source::Seekable(image, sizes) => {
             let manifest = image.manifest().clone();
@@ -117,14 +120,33 @@ fn serve_from(origin: &mut dyn Origin, options: &Options, progress: &Progress) -
     Ok(())
 }
 
+/// Takes signals over and opens an image. A signal ends the wait for it at once: only afterwards is
+/// there something to clean up.
+fn open(origin: &mut dyn Origin) -> Result<(Signals, Vec<Box<dyn ShardReader>>)> {
+    let signals = Signals::take()?;
+    let shards = signals.deadly_during(|| origin.open())??;
+    Ok((signals, shards))
+}
+
 fn extract_from(origin: &mut dyn Origin, options: &Options, progress: &Progress) -> Result<()> {
     let images_dir = places::images_dir(options)?;
-    let mut external = places::external(options)?;
+    let external = places::external(options)?;
     let names = external.iter().map(|(name, _)| name.clone()).collect();
-    let shards = origin.open()?;
-    let signals = Signals::take()?;
+    let (signals, shards) = open(origin)?;
     let extraction = Extraction::new(&images_dir, names)?;
-    let absorbed = absorb(origin, shards, &extraction, &signals, progress)?;
+    let extracted = absorb(origin, shards, &extraction, &signals, progress)
+        .and_then(|absorbed| publish(origin, &extraction, &absorbed, external, progress));
+    extraction.close();
+    extracted
+}
+
+fn publish(
+    origin: &mut dyn Origin,
+    extraction: &Extraction,
+    absorbed: &Absorbed,
+    mut external: Vec<(FileName, OwnedFd)>,
+    progress: &Progress,
+) -> Result<()> {
     let published = extraction
         .publish(&absorbed.manifest)
         .inspect_err(|error| origin.failed(&error.report().to_string()))?;

@@ -22,6 +22,10 @@ pub(super) fn inherit(number: i32, what: &str) -> Result<OwnedFd> {
         _ => {}
     }
     let fd = duplicate(number).map_err(Error::io(failed))?;
+    // Whoever shared it may have made it non-blocking for purposes of their own.
+    if let Ok(flags) = rustix::fs::fcntl_getfl(&fd) {
+        let _ = rustix::fs::fcntl_setfl(&fd, flags - rustix::fs::OFlags::NONBLOCK);
+    }
     // The number itself goes: a reader at the other end waits for the last copy to be closed.
     let _ = nix::unistd::close(number);
     Ok(fd)

@@ -54,6 +54,11 @@ impl PipeOut {
         rustix::pipe::fcntl_getpipe_size(&self.pipe).map_or(0, |bytes| bytes as u64)
     }
 
+    /// Whether nothing waits in it to be read.
+    pub(super) fn is_empty(&self) -> bool {
+        rustix::io::ioctl_fionread(&self.pipe).is_ok_and(|waiting| waiting == 0)
+    }
+
     /// Bytes written so far.
     pub fn written(&self) -> u64 {
         self.written

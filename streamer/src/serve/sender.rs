@@ -66,7 +66,7 @@ impl Senders {
         let size = pieces.size();
         let mut pipe = PipeOut::new(pipe, name.to_string(), size, Arc::clone(&self.moved));
         self.progress.image_opened(&name);
-        if size <= pipe.capacity() / 2 {
+        if size <= pipe.capacity() / 2 && pipe.is_empty() {
             // An empty pipe takes it without waiting for the reader. Half, since a page in a pipe is
             // not always full.
             while !pipe.is_closed() && pieces.give(&mut pipe)? == Step::More {}

@@ -62,14 +62,20 @@ pub trait Destination: Send {
         1 << 20
     }
 
+    /// Memory that its shards need beside the chunks, in bytes.
+    fn memory_bytes(&self) -> u64 {
+        0
+    }
+
     /// Whether the destination is still there, asked about once a second while there may be nothing
     /// to write.
     fn health(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Publishes: every shard has finished.
-    fn commit(&mut self) -> Result<()>;
+    /// Publishes: every shard has finished. A commit that has to wait for somebody asks `check` now
+    /// and then whether to go on.
+    fn commit(&mut self, check: &mut dyn FnMut() -> Result<()>) -> Result<()>;
 
     /// Gives up. The writers, if they could, have said so in the shards. Leaves nothing behind.
     fn abort(&mut self, reason: &str);

@@ -20,7 +20,7 @@ use crate::{
 const PIPE_BYTES: usize = 1 << 20;
 
 /// How often a shard pipe is looked at while its reader drains it.
-const DRAIN_POLL: Duration = Duration::from_millis(2);
+pub const DRAIN_POLL: Duration = Duration::from_millis(2);
 
 /// Descriptors to write shards to, with a name for each.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl Destination for PipeDestination {
         Ok(self.shards.drain(..).map(open).collect())
     }
 
-    fn commit(&mut self) -> Result<()> {
+    fn commit(&mut self, _check: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         Ok(())
     }
 
@@ -112,16 +112,10 @@ impl ShardWriter for PipeWriter {
         if !self.is_pipe {
             return Ok(());
         }
-        loop {
-            let waiting = rustix::io::ioctl_fionread(&self.file).map_err(|e| self.failed(e))?;
-            if waiting == 0 {
-                return Ok(());
-            }
-            if !reader_lives(&self.file) {
-                return Err(self.failed(io::Error::from_raw_os_error(nix::libc::EPIPE)));
-            }
+        while !is_drained(&self.file).map_err(|error| self.failed(error))? {
             std::thread::sleep(DRAIN_POLL);
         }
+        Ok(())
     }
 }
 
@@ -193,6 +187,14 @@ pub fn grow(pipe: impl AsFd, bytes: usize) {
 pub fn cannot_splice(error: rustix::io::Errno) -> bool {
     use rustix::io::Errno;
     matches!(error, Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP)
+}
+
+/// Whether the reader of a pipe has taken all of it; an error if it has died before that.
+pub fn is_drained(pipe: &File) -> io::Result<bool> {
+    if rustix::io::ioctl_fionread(pipe)? == 0 {
+        return Ok(true);
+    }
+    if reader_lives(pipe) { Ok(false) } else { Err(io::Error::from_raw_os_error(nix::libc::EPIPE)) }
 }
 
 fn reader_lives(pipe: &File) -> bool {

@@ -147,6 +147,7 @@ pub struct Launch {
     shards: Shards,
     shard_pipe_bytes: Option<usize>,
     external: Vec<String>,
+    external_on: Vec<(String, OwnedFd)>,
     progress_on_stderr: bool,
 }
 
@@ -161,6 +162,7 @@ impl Launch {
             shards: Shards::Pipes(1),
             shard_pipe_bytes: None,
             external: Vec::new(),
+            external_on: Vec::new(),
             progress_on_stderr: false,
         }
     }
@@ -219,6 +221,13 @@ impl Launch {
         self
     }
 
+    /// An external file of this name, on this descriptor.
+    #[must_use]
+    pub fn external_on(mut self, name: &str, fd: OwnedFd) -> Self {
+        self.external_on.push((name.to_owned(), fd));
+        self
+    }
+
     /// No `--progress-fd`: progress comes on standard error.
     #[must_use]
     pub fn progress_on_stderr(mut self) -> Self {
@@ -251,8 +260,11 @@ impl Launch {
                 command.arg("--shard-fds").arg(numbers.join(","));
             }
         }
-        if !self.external.is_empty() {
+        if !self.external.is_empty() || !self.external_on.is_empty() {
             let mut names = Vec::new();
+            for (name, fd) in self.external_on {
+                names.push(format!("{name}:{}", ends.inherit(fd)));
+            }
             for name in &self.external {
                 let (ours, theirs) = pair(operation != Operation::Capture)?;
                 ends.external.push(ours);

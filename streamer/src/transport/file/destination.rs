@@ -41,6 +41,10 @@ impl Destination for FileDestination {
         self.shards
     }
 
+    fn memory_bytes(&self) -> u64 {
+        u64::from(self.shards) * super::STAGING_PER_SHARD as u64
+    }
+
     fn open(&mut self, image: ImageId) -> Result<Vec<Box<dyn ShardWriter>>> {
         let directory = Directory::lock(&self.dir)?;
         let unpublished = Unpublished {
@@ -54,7 +58,7 @@ impl Destination for FileDestination {
         self.image.insert(unpublished).open(self.io)
     }
 
-    fn commit(&mut self) -> Result<()> {
+    fn commit(&mut self, _check: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let image = self.image.as_mut().filter(|image| !image.published);
         image.ok_or_else(|| Error::DumpIncomplete("no shard was written".into()))?.publish()
     }

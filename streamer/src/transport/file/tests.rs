@@ -125,7 +125,7 @@ proptest! {
         }
         writer.finish().unwrap();
         prop_assert_eq!(ring.free(), 4);
-        destination.commit().unwrap();
+        destination.commit(&mut || Ok(())).unwrap();
         prop_assert_eq!(names(dir.path()), ["shard-0000-of-0001.vst"]);
         let mut back = Vec::new();
         let mut readers = FileOrigin::new(dir.path()).open().unwrap();
@@ -146,14 +146,14 @@ fn nothing_is_visible_before_the_commit_and_all_of_it_after() {
         assert_eq!(fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
         for (number, writer) in writers.iter_mut().enumerate() {
             writer.write(&[b'0' + u8::try_from(number).unwrap()]).unwrap();
-            assert!(matches!(destination.commit(), Err(Error::DumpIncomplete(_))));
+            assert!(matches!(destination.commit(&mut || Ok(())), Err(Error::DumpIncomplete(_))));
             writer.finish().unwrap();
             assert!(names(&dir).iter().all(|name| name.starts_with(".vramstream-abab")));
         }
         let error = report(&FileOrigin::new(&dir).open().err().unwrap());
         assert!(error.contains("has not completed"), "{error}");
-        destination.commit().unwrap();
-        assert!(destination.commit().is_err());
+        destination.commit(&mut || Ok(())).unwrap();
+        assert!(destination.commit(&mut || Ok(())).is_err());
         drop(destination);
         let mut readers = FileOrigin::new(&dir).open().unwrap();
         let mut all = String::new();
@@ -205,7 +205,7 @@ fn one_capture_at_a_time() {
     drop(first);
     let (mut second, mut writers) = begun(&dir, 1);
     writers[0].finish().unwrap();
-    second.commit().unwrap();
+    second.commit(&mut || Ok(())).unwrap();
     // The lock goes with the destination, and then the image itself is what refuses.
     let third = |id| FileDestination::new(&dir, 1, FileIo::default()).open(id).err().unwrap();
     assert!(report(&third(ID)).contains("another capture"));
@@ -239,7 +239,7 @@ fn a_commit_that_fails_half_way_is_undone() {
         }
         let name = shard_name(taken, 3);
         fs::write(dir.path().join(&name), "not ours").unwrap();
-        let error = report(&destination.commit().unwrap_err());
+        let error = report(&destination.commit(&mut || Ok(())).unwrap_err());
         assert!(error.contains("publish") && error.contains(&name), "{error}");
         drop(destination);
         assert_eq!(names(dir.path()), std::slice::from_ref(&name));
@@ -314,7 +314,7 @@ fn a_file_that_cannot_grow_is_an_error_and_leaves_nothing() {
                 let error = report(&result.unwrap_err());
                 assert!(error.contains("shard-0000-of-0001.vst at byte"), "{error}");
                 assert!(error.contains("File too large"), "{error}");
-                assert!(destination.commit().is_err());
+                assert!(destination.commit(&mut || Ok(())).is_err());
                 drop((destination, writers));
                 assert_eq!(ring.free(), 4);
                 assert!(!dir.exists(), "{io:?}, {limit}");

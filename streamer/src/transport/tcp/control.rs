@@ -13,6 +13,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread::JoinHandle,
+    time::Duration,
     time::Instant,
 };
 
@@ -25,6 +26,9 @@ use super::{
     socket,
 };
 use crate::error::{Error, Result};
+
+/// How often a wait for the peer's word looks up whether it is still wanted.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the peer has said.
 #[derive(Debug, Default)]
@@ -158,17 +162,20 @@ impl Control {
 
     /// The number of bytes that the peer says it has sent, once it says so.
     pub(super) fn wait_sent(&self) -> Result<u64> {
-        self.wait(|state| state.sent)
+        self.wait(|state| state.sent, &mut || Ok(()))
     }
 
-    /// Waits for the receiver's word.
-    pub(super) fn wait_committed(&self) -> Result<(u32, u64)> {
-        self.wait(|state| state.committed)
+    /// Waits for the receiver's word, asking `check` now and then whether to go on.
+    pub(super) fn wait_committed(
+        &self,
+        check: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<(u32, u64)> {
+        self.wait(|state| state.committed, check)
     }
 
     /// Waits for the sender's.
     pub(super) fn wait_confirmed(&self) -> Result<()> {
-        self.wait(|state| state.confirmed.then_some(()))
+        self.wait(|state| state.confirmed.then_some(()), &mut || Ok(()))
     }
 
     /// Says that the receiver may use the image, unless it has gone since it said `Committed`.
@@ -188,7 +195,11 @@ impl Control {
     }
 
     /// No time-out: the thread ends the wait when the peer falls silent.
-    fn wait<T>(&self, said: impl Fn(&State) -> Option<T>) -> Result<T> {
+    fn wait<T>(
+        &self,
+        said: impl Fn(&State) -> Option<T>,
+        check: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<T> {
         let mut state = self.shared.state();
         loop {
             if let Some(said) = said(&state) {
@@ -197,7 +208,9 @@ impl Control {
             if let Some(end) = &state.end {
                 return Err(self.shared.error(end));
             }
-            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            check()?;
+            let changed = self.shared.changed.wait_timeout(state, CHECK_INTERVAL);
+            state = changed.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

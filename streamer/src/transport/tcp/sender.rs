@@ -150,7 +150,7 @@ impl Destination for TcpDestination {
     }
 
     /// Returns when the receiver has said that it has the image, and has been told that we know.
-    fn commit(&mut self) -> Result<()> {
+    fn commit(&mut self, check: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         let finished = self.finished.load(Ordering::Acquire);
         let control = match &mut self.control {
             Some(control) if finished == self.connections => control,
@@ -161,7 +161,7 @@ impl Destination for TcpDestination {
             }
         };
         control.tell(&Message::Sent(control.watch().bytes()))?;
-        control.wait_committed()?;
+        control.wait_committed(check)?;
         control.confirm()?;
         control.goodbye();
         Ok(())

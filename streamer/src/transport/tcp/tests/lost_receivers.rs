@@ -53,7 +53,7 @@ fn send(destination: &mut TcpDestination, stage: Stage) -> Result<()> {
     };
     written.map_err(|error| destination.explain(error))?;
     if stage != Stage::Accepted {
-        return destination.commit();
+        return destination.commit(&mut || Ok(()));
     }
     loop {
         destination.health()?;

@@ -18,7 +18,7 @@ fn transfer(mut origin: TcpOrigin, to: &str, connections: u32) {
         let mut writers = destination.open(IMAGE).unwrap();
         write_image(&mut writers, &files).unwrap();
         destination.health().unwrap();
-        destination.commit().unwrap();
+        destination.commit(&mut || Ok(())).unwrap();
         assert_eq!(receiver.join().unwrap(), files);
     });
 }
@@ -73,7 +73,7 @@ fn a_slow_receiver_is_not_given_up() {
         let mut writers = destination.open(IMAGE).unwrap();
         writers[0].write(&vec![1; BYTES]).unwrap();
         writers[0].finish().unwrap();
-        destination.commit().unwrap();
+        destination.commit(&mut || Ok(())).unwrap();
         receiver.join().unwrap();
     });
 }
@@ -93,7 +93,7 @@ fn an_idle_sender_is_not_given_up() {
         std::thread::sleep(3 * TIMES.silence);
         write_image(&mut writers, &files).unwrap();
         std::thread::sleep(3 * TIMES.silence);
-        destination.commit().unwrap();
+        destination.commit(&mut || Ok(())).unwrap();
         assert_eq!(receiver.join().unwrap(), files);
     });
 }
@@ -149,7 +149,7 @@ fn reasons_arrive_in_the_middle_of_an_image() {
         let error = (0..1000).find_map(|_| writers[0].write(&[0; 65536]).err()).unwrap();
         assert_names(&destination.explain(error), at, REASON);
         assert_names(&destination.health().unwrap_err(), at, REASON);
-        assert_names(&destination.commit().unwrap_err(), at, "");
+        assert_names(&destination.commit(&mut || Ok(())).unwrap_err(), at, "");
         receiver.join().unwrap();
     });
 }
@@ -180,7 +180,7 @@ fn an_unfinished_shard_is_not_committed() {
         let receiver = scope.spawn(|| origin.open().and_then(read_image).unwrap_err());
         let mut writers = destination.open(IMAGE).unwrap();
         writers[0].finish().unwrap();
-        let error = destination.commit().unwrap_err();
+        let error = destination.commit(&mut || Ok(())).unwrap_err();
         assert_names(&error, at, "only 1 of 2 shards");
         drop((destination, writers));
         receiver.join().unwrap();
