@@ -209,9 +209,11 @@ fn the_gate_waits_for_the_commit() -> io::Result<()> {
 
     let criu = CaptureClient::connect(dir.path())?;
     criu.send("core-1.img", &[7; 5000])?;
-    criu.send("inventory.img", &inventory())?;
-    // CRIU keeps its connection open while its script runs.
+    // As if somebody ran it by hand: too early is not wrong.
     let mut gate = gate(dir.path(), "post-dump")?;
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    // CRIU keeps its connection open while its script runs.
+    criu.send("inventory.img", &inventory())?;
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(gate.try_wait()?.is_none(), "nobody has read the shard yet");
     let collected = vramstream_tests::shards::collect(shard);

@@ -154,8 +154,13 @@ impl<'a> Pump<'a> {
     fn over(&mut self) -> Result<Option<Totals>> {
         let criu_done = match &self.criu {
             Criu::Gone => true,
-            // At the gate, CRIU has sent all requests; they may not all have been read.
-            Criu::Connected(connection) => self.gates.is_waited_for() && !readable_now(connection),
+            // At the gate CRIU has sent all requests, though they may not all have been read. A gate
+            // that somebody opened too early waits.
+            Criu::Connected(connection) => {
+                self.gates.is_waited_for()
+                    && self.roll.inventory_whole()
+                    && !readable_now(connection)
+            }
             Criu::Awaited | Criu::Paused(_) => false,
         };
         let criu_images = || self.open.values().filter(|image| image.source == Source::Criu);
