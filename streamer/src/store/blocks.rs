@@ -28,7 +28,8 @@ const TRIAL_BYTES: usize = 2 << 20;
 /// What a trial may cost: twice what small pages of that size cost where this was measured
 /// (0.3 s of processor time for 10^9 bytes).
 const TRIAL_LIMIT: Duration = Duration::from_micros(1200);
-/// How many blocks of small pages come before huge ones are tried again.
+/// How many blocks of small pages come before huge ones are tried again, after the first time that
+/// they were dear; twice as many after each further time.
 const BLOCKS_BETWEEN_TRIALS: u32 = 32;
 
 /// Blocks, one after the other.
@@ -98,7 +99,7 @@ fn start() -> Result<Receiver<Result<MmapMut>>> {
 }
 
 fn prepare(supply: &Sender<Result<MmapMut>>) {
-    let mut huge = Huge::Trial;
+    let (mut huge, mut patience) = (Huge::Trial, BLOCKS_BETWEEN_TRIALS);
     loop {
         let bytes = if huge == Huge::Trial { TRIAL_BYTES } else { BLOCK_BYTES };
         let before = processor_time();
@@ -107,7 +108,12 @@ fn prepare(supply: &Sender<Result<MmapMut>>) {
             Huge::Trial | Huge::Yes => {
                 let limit = TRIAL_LIMIT * u32::try_from(bytes / TRIAL_BYTES).unwrap_or(1);
                 let dear = processor_time().saturating_sub(before) > limit;
-                if dear { Huge::No(BLOCKS_BETWEEN_TRIALS) } else { Huge::Yes }
+                if dear {
+                    patience = patience.saturating_mul(2);
+                    Huge::No(patience / 2)
+                } else {
+                    Huge::Yes
+                }
             }
             Huge::No(0) => Huge::Trial,
             Huge::No(left) => Huge::No(left - 1),
