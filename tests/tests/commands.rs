@@ -175,6 +175,32 @@ fn options_that_mean_nothing_are_refused() -> io::Result<()> {
 }
 
 #[test]
+fn events_are_json_for_those_who_ask() -> io::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let launch = Launch::new(&Program::under_test()?, dir.path()).args(&["--json"]);
+    let (mut running, ..) = start_capture(launch)?;
+    dump(CaptureClient::connect(dir.path())?, &plausible_files(1 << 20))?;
+    let outcome = running.wait()?;
+    outcome.expect_success()?;
+    let events: Vec<serde_json::Value> =
+        outcome.stderr.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    let summary = events.last().ok_or(io::ErrorKind::NotFound)?;
+    assert_eq!(summary["event"], "summary", "{summary}");
+    for figure in ["files", "raw_bytes", "stored_bytes", "gb_per_second", "cpu_seconds"] {
+        assert!(summary[figure].as_f64().is_some_and(|n| n > 0.0), "{figure}: {summary}");
+    }
+    assert!(events.iter().any(|event| event["name"] == "pages-1.img"));
+
+    let launch = Launch::new(&Program::under_test()?, dir.path()).args(&["--json"]);
+    let (mut running, ..) = start_capture(launch)?;
+    CaptureClient::connect(dir.path())?.die();
+    let outcome = running.wait()?;
+    assert!(!outcome.success());
+    assert!(outcome.stderr.contains(r#""event":"error""#), "{}", outcome.stderr);
+    Ok(())
+}
+
+#[test]
 fn nobody_listens() -> io::Result<()> {
     let dir = tempfile::tempdir()?;
     // A port that was free a moment ago.
