@@ -4,7 +4,7 @@
 //!             pump (this thread)                               a thread for each shard
 //!  CRIU ──►  requests, pipes ──► chunk, zero scan, CRC ──────► ┐
 //!                                        │                     ├─ frames ──► transport
-//!                                        └─► LZ4 workers ────► ┘
+//!                                        └─► compressors ────► ┘
 //! ```
 //!
 //! One thread, the [`pump`], talks to CRIU and reads every pipe that has something to give; it

@@ -4,8 +4,9 @@
 //! bytes are in its cache, and hands the chunk to whichever shard is ready first. Only chunks that
 //! are worth a try at compression make a detour over the [compressors](super::compressors).
 //!
-//! Memory: the ring, a chunk for each worker, and the index of each shard, which may take a quarter
-//! of the budget. Everything else is bounded by the ring: whoever has no chunk waits for one.
+//! Memory: what the destination needs for itself, the ring, of which each compressor holds a chunk,
+//! and the indexes of the shards, which may take a quarter of the rest. Everything else is bounded by
+//! the ring: whoever has no chunk waits for one.
 
 use std::{collections::HashMap, os::fd::BorrowedFd, sync::Arc, time::Duration};
 
