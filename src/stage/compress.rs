@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lz4_flex::block::{CompressTable, compress_into_with_table};
+use lz4_flex::block::{CompressTable, compress_into_with_table, get_maximum_output_size};
 
 /// What the user asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl AutoCompress {
     }
 
     /// Compresses `raw` into `out` if it is worth it: the stored length, or `None` where the chunk
-    /// is to be stored raw. What does not fit `out` is not worth it.
+    /// is to be stored raw. `out` has at least [`lz4_bound`] bytes; a smaller one is never filled.
     pub fn compress(
         &self,
         mode: Compression,
@@ -90,6 +90,12 @@ impl Lz4Table {
     fn compress(&mut self, raw: &[u8], out: &mut [u8]) -> Option<usize> {
         compress_into_with_table(raw, out, &mut self.0).ok()
     }
+}
+
+/// How much room LZ4 wants for the block of `raw_len` bytes: the worst case, though what is not
+/// smaller than the raw bytes is thrown away. With less it refuses at once, whatever the data.
+pub fn lz4_bound(raw_len: usize) -> usize {
+    get_maximum_output_size(raw_len)
 }
 
 /// Decompresses one LZ4 block that must give exactly `out.len()` bytes. `false` where the block is
@@ -163,10 +169,21 @@ mod tests {
         );
     }
 
+    #[test]
+    fn the_bound_is_enough_and_less_is_not() {
+        let text = b"all work and no play ".repeat(3000);
+        let mut out = vec![0; lz4_bound(text.len())];
+        let auto = AutoCompress::default();
+        let table = &mut Lz4Table::default();
+        assert!(auto.compress(Compression::Lz4, &text, &mut out, table).is_some());
+        let short = &mut out[..text.len()];
+        assert_eq!(auto.compress(Compression::Lz4, &text, short, table), None);
+    }
+
     proptest! {
         #[test]
         fn round_trip(raw in prop::collection::vec(0u8..4, 0..5000)) {
-            let mut out = vec![0; raw.len()];
+            let mut out = vec![0; lz4_bound(raw.len())];
             if let Some(len) = AutoCompress::default().compress(Compression::Lz4, &raw, &mut out, &mut Lz4Table::default()) {
                 let mut back = vec![0; raw.len()];
                 prop_assert!(decompress_lz4(&out[..len], &mut back));

@@ -9,5 +9,5 @@ mod compress;
 mod zero;
 
 pub use checksum::{Crc32, ZeroChecksums, crc32_of_zeros};
-pub use compress::{AutoCompress, Compression, Lz4Table, decompress_lz4};
+pub use compress::{AutoCompress, Compression, Lz4Table, decompress_lz4, lz4_bound};
 pub use zero::is_zero;

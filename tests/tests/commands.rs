@@ -67,6 +67,62 @@ fn files_hold_an_image_in_every_codec() -> io::Result<()> {
 }
 
 #[test]
+fn what_compresses_is_stored_small_and_comes_back_whole() -> io::Result<()> {
+    // Larger than what serve checks whole before it gives the first byte; every word is its own.
+    let words = (0..5_000_000_u32).flat_map(|n| (n / 7).to_le_bytes());
+    let mut files = Files::from([("pages-1.img".to_owned(), words.collect())]);
+    let raw: usize = files.values().map(Vec::len).sum();
+    for codec in ["lz4", "auto"] {
+        let (dir, sockets) = (tempfile::tempdir()?, tempfile::tempdir()?);
+        let image = dir.path().join("image");
+        let address = format!("file:{}", image.display());
+        let launch = Launch::new(&Program::under_test()?, sockets.path()).no_shards();
+        let launch = launch.args(&["--to", &address, "--compress", codec]);
+        let (mut running, ..) = start_capture(launch)?;
+        let criu = CaptureClient::connect(sockets.path())?;
+        criu.send("pages-1.img", &files["pages-1.img"])?;
+        criu.finish()?;
+        running.wait()?.expect_success()?;
+        let mut stored = 0;
+        for shard in fs::read_dir(&image)? {
+            stored += shard?.metadata()?.len();
+        }
+        assert!(stored < raw as u64 * 3 / 4, "{codec}: {raw} bytes took {stored}");
+        files.insert("inventory.img".into(), inventory());
+
+        let out = dir.path().join("out");
+        stdout(&run(&["-D", &out.to_string_lossy(), "--from", &address, "extract"])?);
+        assert!(files_in(&out)? == files, "{codec}: extract");
+        let launch = Launch::new(&Program::under_test()?, sockets.path()).no_shards();
+        let mut running = launch.args(&["--from", &address]).start(Operation::Serve)?;
+        running.wait_for("socket-init")?;
+        let criu = ServeClient::connect(sockets.path())?;
+        expect_served(&criu, &files)?;
+        drop(criu);
+        running.wait()?.expect_success()?;
+
+        // The same from a stream, where it is kept compressed until CRIU asks.
+        let launch = Launch::new(&Program::under_test()?, sockets.path());
+        let (mut running, collectors, _) = start_capture(launch.args(&["--compress", codec]))?;
+        let criu = CaptureClient::connect(sockets.path())?;
+        criu.send("pages-1.img", &files["pages-1.img"])?;
+        criu.finish()?;
+        running.wait()?.expect_success()?;
+        let shards: Vec<Vec<u8>> = collectors
+            .into_iter()
+            .map(vramstream_tests::shards::Worker::join)
+            .collect::<io::Result<_>>()?;
+        let (mut running, _feeders) = vramstream_tests::rounds::serve(sockets.path(), &shards)?;
+        running.wait_for("socket-init")?;
+        let criu = ServeClient::connect(sockets.path())?;
+        assert!(criu.read("pages-1.img")?.as_ref() == files.get("pages-1.img"), "{codec}: stream");
+        drop(criu);
+        running.wait()?.expect_success()?;
+    }
+    Ok(())
+}
+
+#[test]
 fn an_image_is_looked_at_without_root_or_criu() -> io::Result<()> {
     let dir = tempfile::tempdir()?;
     image_in_files(dir.path(), &["--compress", "lz4"])?;

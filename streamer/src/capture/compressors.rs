@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use crossbeam_channel::{Receiver, Sender};
 use vramstream::{
-    ring::{Chunk, Ring},
-    stage::{Compression, Lz4Table},
+    ring::Ring,
+    stage::{Compression, Lz4Table, lz4_bound},
 };
 
 use super::frames::{FileState, Frame, send_frame};
@@ -33,8 +33,8 @@ pub(super) struct Compressors {
 }
 
 impl Compressors {
-    /// A thread for each core, or fewer where the ring is small: each owns a chunk to compress into,
-    /// and most of the ring stays for the data. What they make goes to `frames`; `shards` is the
+    /// A thread for each core, or fewer where the ring is small: each has a buffer of a chunk's size
+    /// to compress into, and together they take less than the ring does. What they make goes to `frames`; `shards` is the
     /// other end of that, to see whether the shards keep up.
     pub(super) fn start(
         ring: &Ring,
@@ -48,7 +48,8 @@ impl Compressors {
         let (jobs, jobs_out) = crossbeam_channel::bounded(ring.chunks());
         let mut threads = Vec::with_capacity(count);
         for number in 0..count {
-            let Some(spare) = ring.try_take() else { break };
+            // LZ4's worst case is a little more than a chunk, so the buffer cannot be one of the ring.
+            let out = vec![0; lz4_bound(ring.chunk_bytes())];
             let worker = Worker {
                 jobs: jobs_out.clone(),
                 frames: frames.clone(),
@@ -58,7 +59,7 @@ impl Compressors {
             };
             let thread = std::thread::Builder::new()
                 .name(format!("lz4-{number}"))
-                .spawn(move || worker.run(spare))
+                .spawn(move || worker.run(out))
                 .map_err(Error::io(|| "start a compression thread"))?;
             threads.push(thread);
         }
@@ -95,7 +96,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn run(self, mut spare: Chunk) {
+    fn run(self, mut out: Vec<u8>) {
         let mut table = Lz4Table::default();
         for Job { state, mut header, mut payload } in &self.jobs {
             if self.fault.is_raised() {
@@ -108,13 +109,13 @@ impl Worker {
             let stored = if starving {
                 None
             } else {
-                state.compress.compress(self.compression, payload.bytes(), &mut spare, &mut table)
+                state.compress.compress(self.compression, payload.bytes(), &mut out, &mut table)
             };
             if let Some(stored) = stored {
                 header.codec = Codec::Lz4;
                 header.stored_len = u32::try_from(stored).unwrap_or(u32::MAX);
                 payload.len = stored;
-                std::mem::swap(&mut payload.chunk, &mut spare);
+                payload.chunk[..stored].copy_from_slice(&out[..stored]);
             }
             let frame = Frame::Chunk(state, header, Some(payload));
             let sent = send_frame(&self.frames, frame, &|frames, frame| {

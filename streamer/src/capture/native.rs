@@ -4,8 +4,8 @@
 //! bytes are in its cache, and hands the chunk to whichever shard is ready first. Only chunks that
 //! are worth a try at compression make a detour over the [compressors](super::compressors).
 //!
-//! Memory: what the destination needs for itself, the ring, of which each compressor holds a chunk,
-//! and the indexes of the shards, which may take a quarter of the rest. Everything else is bounded by
+//! Memory: what the destination needs for itself, the ring, a buffer of a chunk's size for each
+//! compressor, and the indexes of the shards, which may take a quarter of the rest. Everything else is bounded by
 //! the ring: whoever has no chunk waits for one.
 
 use std::{collections::HashMap, os::fd::BorrowedFd, sync::Arc, time::Duration};
