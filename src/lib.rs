@@ -18,6 +18,8 @@
 //! Arrows point down only: the streamer uses all of these, `uring` uses `ring`, nothing here uses
 //! the streamer. `unsafe` is allowed in `ring` and `uring`, and denied everywhere else.
 
+#[allow(unsafe_code)] // structures are read and written as their bytes
+pub mod abi;
 pub mod ring;
 pub mod stage;
 pub mod uring;
