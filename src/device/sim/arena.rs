@@ -1,0 +1,134 @@
+//! VRAM and GTT: memory that is there when it is written.
+//!
+//! An [`Arena`] is a sparse memory file that only grows at its end; a [`Piece`] is a range of it
+//! that is given back to the machine when dropped. How much of it counts as used is the business of
+//! whoever models a GPU's VRAM.
+
+use std::{
+    fs::File,
+    os::fd::{AsFd, BorrowedFd},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FallocateFlags, fallocate},
+    sys::memfd::{MFdFlags, memfd_create},
+    unistd::{Whence, ftruncate, lseek64},
+};
+
+use crate::device::DeviceMemory;
+
+/// A sparse memory file.
+#[derive(Debug)]
+pub(super) struct Arena {
+    file: File,
+    end: Mutex<u64>,
+}
+
+impl Arena {
+    pub(super) fn new(name: &str) -> nix::Result<Arc<Self>> {
+        let file = memfd_create(name, MFdFlags::MFD_CLOEXEC)?.into();
+        Ok(Arc::new(Arena { file, end: Mutex::new(0) }))
+    }
+
+    /// A piece of zeros; `len` is a multiple of the page size.
+    pub(super) fn piece(self: &Arc<Self>, len: u64) -> nix::Result<Piece> {
+        // The lock is held while the file grows, so that it never becomes shorter.
+        let mut last = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = *last;
+        let end = start.checked_add(len).ok_or(Errno::ENOMEM)?;
+        let signed = i64::try_from(end).map_err(|_| Errno::ENOMEM)?;
+        ftruncate(&self.file, signed)?;
+        *last = end;
+        Ok(Piece { arena: Arc::clone(self), start, len, memory: OnceLock::new() })
+    }
+}
+
+/// A range of an [`Arena`].
+#[derive(Debug)]
+pub(super) struct Piece {
+    arena: Arc<Arena>,
+    start: u64,
+    len: u64,
+    memory: OnceLock<DeviceMemory>,
+}
+
+impl Piece {
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// The memory, mapped at first use and for the rest of the piece's life.
+    pub(super) fn memory(&self) -> nix::Result<&DeviceMemory> {
+        if let Some(memory) = self.memory.get() {
+            return Ok(memory);
+        }
+        let memory = self.map(0, self.len)?;
+        Ok(self.memory.get_or_init(|| memory))
+    }
+
+    /// A mapping of its own, for a process that asked for one.
+    pub(super) fn map(&self, offset: u64, len: u64) -> nix::Result<DeviceMemory> {
+        let len = usize::try_from(len).map_err(|_| Errno::EINVAL)?;
+        DeviceMemory::map(&self.arena.file, self.start + offset, len)
+    }
+
+    /// The file and where this piece begins in it, for a mapping in another process.
+    pub(super) fn file(&self) -> (BorrowedFd<'_>, u64) {
+        (self.arena.file.as_fd(), self.start)
+    }
+
+    /// Whether nothing was ever written to a range: it reads as zeros, and reading it through a
+    /// mapping would cost memory.
+    pub(super) fn is_hole(&self, offset: u64, len: u64) -> bool {
+        let (Ok(at), end) = (i64::try_from(self.start + offset), self.start + offset + len) else {
+            return false;
+        };
+        match lseek64(&self.arena.file, at, Whence::SeekData) {
+            Ok(data) => data.cast_unsigned() >= end,
+            // No data from there to the end of the file.
+            Err(errno) => errno == Errno::ENXIO,
+        }
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let (Ok(start), Ok(len)) = (i64::try_from(self.start), i64::try_from(self.len)) else {
+            return;
+        };
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let _ = fallocate(&self.arena.file, hole, start, len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_zero_and_apart_and_holes_until_written() {
+        let arena = Arena::new("vram").unwrap();
+        let (one, two) = (arena.piece(8192).unwrap(), arena.piece(4096).unwrap());
+        assert!(one.is_hole(0, 8192) && two.is_hole(0, 4096));
+        one.memory().unwrap().write(4096, b"one");
+        assert!(one.is_hole(0, 4096) && !one.is_hole(0, 4097) && two.is_hole(0, 4096));
+        let mut bytes = [1; 4];
+        two.memory().unwrap().read(0, &mut bytes);
+        assert_eq!(bytes, [0; 4]);
+        one.map(4096, 4096).unwrap().read(0, &mut bytes);
+        assert_eq!(&bytes, b"one\0");
+    }
+
+    #[test]
+    fn what_was_freed_is_zero_again() {
+        let arena = Arena::new("vram").unwrap();
+        let piece = arena.piece(4096).unwrap();
+        piece.memory().unwrap().write(0, b"x");
+        let start = piece.start;
+        drop(piece);
+        let again = Piece { arena: Arc::clone(&arena), start, len: 4096, memory: OnceLock::new() };
+        assert!(again.is_hole(0, 4096));
+    }
+}

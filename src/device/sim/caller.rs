@@ -1,0 +1,90 @@
+//! Who issues an ioctl, and how its memory and descriptors are reached.
+
+use std::{fmt, os::fd::OwnedFd, sync::Arc};
+
+use super::host::FileId;
+
+/// What a process may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credentials {
+    /// CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN, in the initial user namespace.
+    pub checkpoint: bool,
+    /// CAP_SYS_NICE.
+    pub nice: bool,
+}
+
+impl Credentials {
+    /// Of root.
+    pub const ROOT: Credentials = Credentials { checkpoint: true, nice: true };
+    /// Of an ordinary user in the group `render`.
+    pub const USER: Credentials = Credentials { checkpoint: false, nice: false };
+}
+
+/// An open file's identity in the machine that we run on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Inode {
+    pub device: u64,
+    pub number: u64,
+}
+
+/// The memory and the descriptors of a caller.
+pub(super) trait CallerMemory: fmt::Debug + Send + Sync {
+    /// Copies from the caller's memory; EFAULT where there is none.
+    fn read(&self, address: u64, into: &mut [u8]) -> nix::Result<()>;
+
+    /// Copies to the caller's memory; EFAULT where there is none.
+    fn write(&self, address: u64, bytes: &[u8]) -> nix::Result<()>;
+
+    /// What a descriptor of the caller is; EBADF if it is none.
+    fn inode(&self, fd: i32) -> nix::Result<Inode>;
+
+    /// Memory that a device may use until the caller unmaps it: EFAULT where nothing is mapped at
+    /// `address`, EPERM where that is a file's and `anonymous` was asked for.
+    fn user_memory(
+        &self,
+        address: u64,
+        len: u64,
+        anonymous: bool,
+    ) -> nix::Result<Arc<dyn UserMemory>>;
+}
+
+/// Memory of a caller that engines read and write by address.
+pub(super) trait UserMemory: fmt::Debug + Send + Sync {
+    /// Copies `len` bytes from `address` of the caller.
+    ///
+    /// # Safety
+    ///
+    /// `to` has room for them, and nobody else uses that room.
+    unsafe fn read(&self, address: u64, to: *mut u8, len: usize) -> nix::Result<()>;
+
+    /// Copies `len` bytes to `address` of the caller.
+    ///
+    /// # Safety
+    ///
+    /// `from` has that many bytes.
+    unsafe fn write(&self, address: u64, from: *const u8, len: usize) -> nix::Result<()>;
+}
+
+/// Where the number of a new descriptor goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Slot {
+    /// The byte of the ioctl's argument where its field begins.
+    Argument(usize),
+    /// An address of the caller.
+    Memory(u64),
+}
+
+/// One call of an ioctl.
+#[derive(Debug)]
+pub(super) struct Call<'a> {
+    /// The calling process.
+    pub pid: u32,
+    pub credentials: Credentials,
+    pub file: FileId,
+    pub request: u32,
+    pub memory: &'a dyn CallerMemory,
+    /// Descriptors that the caller gets when the handler has succeeded.
+    pub descriptors: Vec<(Slot, OwnedFd)>,
+    /// Whether it gets them although the handler fails, which is what the kernel does in places.
+    pub keep_descriptors: bool,
+}

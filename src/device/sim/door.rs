@@ -1,0 +1,219 @@
+//! The door for callers in this process.
+
+use std::{
+    fs,
+    os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd},
+    path::Path,
+    sync::Arc,
+};
+
+use nix::{
+    errno::Errno,
+    sys::uio::{RemoteIoVec, process_vm_readv, process_vm_writev},
+    unistd::Pid,
+};
+
+use super::{
+    caller::{Call, CallerMemory, Credentials, Inode, Slot, UserMemory},
+    dispatch, drm,
+    host::{FileId, FileKind, SimHost, inode},
+    kfd,
+};
+use crate::device::{DeviceFile, DeviceMemory, Driver};
+
+/// A process on a simulated machine, and the driver of what it opens.
+#[derive(Debug, Clone)]
+pub struct SimProcess {
+    host: SimHost,
+    pid: u32,
+    credentials: Credentials,
+}
+
+impl SimProcess {
+    pub(super) fn new(host: SimHost, pid: u32, credentials: Credentials) -> Self {
+        SimProcess { host, pid, credentials }
+    }
+
+    /// Its number on the machine.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The machine.
+    pub fn host(&self) -> &SimHost {
+        &self.host
+    }
+
+    fn file(&self, id: FileId, fd: OwnedFd) -> Box<dyn DeviceFile> {
+        Box::new(SimFile { process: self.clone(), id, fd })
+    }
+}
+
+impl Driver for SimProcess {
+    fn open(&self, path: &Path) -> nix::Result<Box<dyn DeviceFile>> {
+        let (id, fd) = match path.to_str() {
+            Some("/dev/kfd") => kfd::open(&self.host, self.pid)?,
+            Some(path) => {
+                let minor = path.strip_prefix("/dev/dri/renderD").and_then(|n| n.parse().ok());
+                drm::open(&self.host, self.pid, minor.ok_or(Errno::ENOENT)?)?
+            }
+            None => return Err(Errno::ENOENT),
+        };
+        Ok(self.file(id, fd))
+    }
+
+    fn adopt(&self, fd: OwnedFd) -> nix::Result<Box<dyn DeviceFile>> {
+        let id = self.host.state().adopt(inode(&fd)?)?;
+        Ok(self.file(id, fd))
+    }
+}
+
+/// An open file in the hands of a process.
+#[derive(Debug)]
+struct SimFile {
+    process: SimProcess,
+    id: FileId,
+    fd: OwnedFd,
+}
+
+impl DeviceFile for SimFile {
+    unsafe fn ioctl(&self, request: u32, argument: &mut [u8]) -> nix::Result<()> {
+        let mut call = Call {
+            pid: self.process.pid,
+            credentials: self.process.credentials,
+            file: self.id,
+            request,
+            memory: &OwnMemory,
+            descriptors: Vec::new(),
+            keep_descriptors: false,
+        };
+        let answer = dispatch::ioctl(&self.process.host, &mut call, argument);
+        if answer.is_ok() || call.keep_descriptors {
+            for (slot, fd) in call.descriptors {
+                let number = fd.into_raw_fd().to_le_bytes();
+                match slot {
+                    Slot::Argument(at) => {
+                        if let Some(field) = argument.get_mut(at..at + number.len()) {
+                            field.copy_from_slice(&number);
+                        }
+                    }
+                    Slot::Memory(address) => CallerMemory::write(&OwnMemory, address, &number)?,
+                }
+            }
+        }
+        answer
+    }
+
+    fn map(&self, offset: u64, len: usize) -> nix::Result<DeviceMemory> {
+        let host = &self.process.host;
+        let is_kfd = matches!(host.state().file(self.id)?, FileKind::Kfd(_));
+        if is_kfd {
+            kfd::map(host, self.process.pid, self.id, offset, len as u64)
+        } else {
+            drm::map(host, self.id, offset, len as u64)
+        }
+    }
+}
+
+impl AsFd for SimFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        let released = self.process.host.state().release(self.id);
+        match released {
+            Some(FileKind::Render(file)) => drm::released(&self.process.host, self.id, *file),
+            Some(FileKind::Kfd(pid)) => kfd::released(&self.process.host, self.id, pid),
+            None => {}
+        }
+    }
+}
+
+/// The memory and the descriptors of this process, reached through the kernel so that a bad
+/// address is an error and not a crash.
+#[derive(Debug, Clone, Copy)]
+struct OwnMemory;
+
+impl CallerMemory for OwnMemory {
+    fn read(&self, address: u64, into: &mut [u8]) -> nix::Result<()> {
+        let (base, len) = (range(address)?, into.len());
+        let local = &mut [std::io::IoSliceMut::new(into)];
+        let done = process_vm_readv(Pid::this(), local, &[RemoteIoVec { base, len }])?;
+        if done == len { Ok(()) } else { Err(Errno::EFAULT) }
+    }
+
+    fn write(&self, address: u64, bytes: &[u8]) -> nix::Result<()> {
+        let (base, len) = (range(address)?, bytes.len());
+        let local = &[std::io::IoSlice::new(bytes)];
+        let done = process_vm_writev(Pid::this(), local, &[RemoteIoVec { base, len }])?;
+        if done == len { Ok(()) } else { Err(Errno::EFAULT) }
+    }
+
+    fn inode(&self, fd: i32) -> nix::Result<Inode> {
+        // Not a borrow of the descriptor: it may be none.
+        let path = format!("/proc/self/fd/{fd}");
+        let stat = nix::sys::stat::stat(path.as_str()).map_err(|_| Errno::EBADF)?;
+        Ok(Inode { device: stat.st_dev, number: stat.st_ino })
+    }
+
+    fn user_memory(
+        &self,
+        address: u64,
+        len: u64,
+        anonymous: bool,
+    ) -> nix::Result<Arc<dyn UserMemory>> {
+        let maps = fs::read_to_string("/proc/self/maps").map_err(|_| Errno::EFAULT)?;
+        check_mapped(&maps, address, len, anonymous)?;
+        Ok(Arc::new(OwnMemory))
+    }
+}
+
+impl UserMemory for OwnMemory {
+    unsafe fn read(&self, address: u64, to: *mut u8, len: usize) -> nix::Result<()> {
+        let from = std::ptr::with_exposed_provenance::<u8>(range(address)?);
+        // SAFETY: whoever made the userptr BO said that a device may use this memory until the BO
+        // is gone (the contract of `DeviceFile::ioctl`); the engine's side has room.
+        unsafe { std::ptr::copy(from, to, len) };
+        Ok(())
+    }
+
+    unsafe fn write(&self, address: u64, from: *const u8, len: usize) -> nix::Result<()> {
+        let to = std::ptr::with_exposed_provenance_mut::<u8>(range(address)?);
+        // SAFETY: as in `read`.
+        unsafe { std::ptr::copy(from, to, len) };
+        Ok(())
+    }
+}
+
+fn range(address: u64) -> nix::Result<usize> {
+    usize::try_from(address).map_err(|_| Errno::EFAULT)
+}
+
+/// Whether all of a range is in `/proc/PID/maps`, and its first part not of a file.
+pub(super) fn check_mapped(maps: &str, address: u64, len: u64, anonymous: bool) -> nix::Result<()> {
+    let end = address.checked_add(len).ok_or(Errno::EFAULT)?;
+    let mut at = address;
+    for line in maps.lines() {
+        let mut words = line.split_ascii_whitespace();
+        let bounds = words.next().and_then(|range| range.split_once('-'));
+        let Some((Ok(from), Ok(to))) =
+            bounds.map(|(from, to)| (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16)))
+        else {
+            continue;
+        };
+        if at < from || at >= to {
+            continue;
+        }
+        if at == address && anonymous && words.nth(3).is_some_and(|inode| inode != "0") {
+            return Err(Errno::EPERM);
+        }
+        at = to;
+        if at >= end {
+            return Ok(());
+        }
+    }
+    Err(Errno::EFAULT)
+}

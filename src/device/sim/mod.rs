@@ -1,0 +1,44 @@
+//! Simulated GPUs behind the ioctls of the real ones.
+//!
+//! A [`SimHost`] is a machine with any number of GPUs. A [`SimProcess`] is a process on it, with a
+//! pid and credentials of its own, and the [`Driver`](super::Driver) of everything that this
+//! process opens; so one test can be an application, CRIU that stops it, and the task that CRIU
+//! restores. What they see is what Linux 6.12's amdgpu and amdkfd answer (kernels differ; a
+//! [`Machine`] says which one it is), down to errno.
+//!
+//! ```text
+//!  door       in this process: arguments are copied in and out, memory of the caller is reached by
+//!             address, descriptors are real ones (a memfd each, known by its inode)
+//!  dispatch   number → handler; the fault plan has its say first
+//!  drm, kfd   the handlers
+//!  vm, object GPU address spaces and what is mapped in them
+//!  engine     SDMA engines: threads that execute the packets of indirect buffers
+//!  arena      VRAM and GTT: sparse memory files
+//! ```
+//!
+//! It also checks its callers. What a kernel would let pass, or answer with a corrupted machine,
+//! becomes a [`Complaint`]: a handle, mapping or context that was left behind when a file was
+//! closed, a copy past the end of a BO, an unaligned userptr. Tests assert that there are none.
+//!
+//! # Limits
+//!
+//! No shader runs here. A user queue is state, and on request a thread that goes on writing to
+//! VRAM until the queue is stopped, so that a dump without a pause shows.
+
+mod arena;
+mod caller;
+mod dispatch;
+mod door;
+mod drm;
+mod host;
+mod kfd;
+mod machine;
+mod object;
+mod profile;
+mod vm;
+
+pub use caller::Credentials;
+pub use door::SimProcess;
+pub use host::{Complaint, SimHost};
+pub use machine::{GpuSpec, KernelRelease, Machine, Speed};
+pub use profile::Profile;

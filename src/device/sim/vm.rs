@@ -1,0 +1,116 @@
+//! A GPU's address space: which object is at which address.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use nix::errno::Errno;
+
+use super::object::Object;
+
+/// The first address that can be mapped.
+pub(super) const VA_START: u64 = 0x10000;
+/// Between these two there are no addresses.
+pub(super) const HOLE: std::ops::Range<u64> = 0x0000_8000_0000_0000..0xffff_8000_0000_0000;
+/// What the kernel keeps at the top for itself: 2 MiB + 2 MiB + 64 KiB.
+pub(super) const RESERVED_TOP: u64 = (2 << 20) + (2 << 20) + (64 << 10);
+const PAGE: u64 = 4096;
+
+/// A mapping, from the address that is its key.
+#[derive(Debug, Clone)]
+pub(super) struct Mapped {
+    pub object: Arc<Object>,
+    /// Where in the object it begins.
+    pub offset: u64,
+    /// In bytes.
+    pub len: u64,
+    /// Flags of GEM_VA.
+    pub flags: u64,
+    /// The handle that it was mapped by, or 0 for memory of KFD.
+    pub handle: u32,
+}
+
+/// Bytes that an address range stands for.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub object: Arc<Object>,
+    pub offset: u64,
+    pub len: u64,
+}
+
+/// An address space.
+#[derive(Debug, Default)]
+pub(super) struct Vm {
+    mapped: BTreeMap<u64, Mapped>,
+}
+
+impl Vm {
+    /// Maps; EINVAL where the range is none, or not free.
+    pub(super) fn map(&mut self, va: u64, mapped: Mapped) -> nix::Result<()> {
+        check_range(va, mapped.len)?;
+        let pages = mapped.offset.is_multiple_of(PAGE);
+        let inside =
+            mapped.offset.checked_add(mapped.len).is_some_and(|end| end <= mapped.object.size);
+        if !pages || !inside || self.overlaps(va, mapped.len) {
+            return Err(Errno::EINVAL);
+        }
+        self.mapped.insert(va, mapped);
+        Ok(())
+    }
+
+    /// Unmaps what begins at an address; ENOENT where nothing does.
+    pub(super) fn unmap(&mut self, va: u64) -> nix::Result<Mapped> {
+        self.mapped.remove(&va).ok_or(Errno::ENOENT)
+    }
+
+    /// What begins at an address.
+    pub(super) fn at(&self, va: u64) -> Option<&Mapped> {
+        self.mapped.get(&va)
+    }
+
+    /// All mappings, by address.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Mapped)> {
+        self.mapped.iter().map(|(&va, mapped)| (va, mapped))
+    }
+
+    /// Whether anything is mapped in a range.
+    pub(super) fn overlaps(&self, va: u64, len: u64) -> bool {
+        let end = va.saturating_add(len);
+        self.mapped.range(..end).next_back().is_some_and(|(&start, m)| start + m.len > va)
+    }
+
+    /// Removes every mapping that a predicate chooses.
+    pub(super) fn retain(&mut self, keep: impl FnMut(&u64, &mut Mapped) -> bool) {
+        self.mapped.retain(keep);
+    }
+
+    /// The bytes at `va`, object by object; `None` where the engine would fault.
+    pub(super) fn resolve(&self, mut va: u64, mut len: u64) -> Option<Vec<Segment>> {
+        let mut segments = Vec::with_capacity(1);
+        while len > 0 {
+            let (&start, mapped) = self.mapped.range(..=va).next_back()?;
+            let skip = va - start;
+            if skip >= mapped.len {
+                return None;
+            }
+            let piece = len.min(mapped.len - skip);
+            segments.push(Segment {
+                object: Arc::clone(&mapped.object),
+                offset: mapped.offset + skip,
+                len: piece,
+            });
+            va += piece;
+            len -= piece;
+        }
+        Some(segments)
+    }
+}
+
+/// EINVAL unless the range is whole pages of addresses that can be mapped.
+pub(super) fn check_range(va: u64, len: u64) -> nix::Result<()> {
+    let end = va.checked_add(len).ok_or(Errno::EINVAL)?;
+    let good = len > 0
+        && va.is_multiple_of(PAGE)
+        && len.is_multiple_of(PAGE)
+        && va >= VA_START
+        && end <= HOLE.start - RESERVED_TOP;
+    if good { Ok(()) } else { Err(Errno::EINVAL) }
+}
