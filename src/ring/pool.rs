@@ -2,13 +2,16 @@
 
 use std::{
     fmt,
+    mem::ManuallyDrop,
     ops::{Deref, DerefMut},
     ptr::NonNull,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use memmap2::MmapMut;
+
+use super::lender::Lender;
 
 /// Why a ring could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +29,7 @@ pub enum RingError {
     },
     /// The kernel gave no memory.
     #[error(
-        "cannot map {bytes} bytes for the chunk ring: give a smaller --memory or raise the limit on address space"
+        "cannot map {bytes} bytes for the chunk ring: give a smaller --memory or KFD_MAX_BUFFER_SIZE, or raise the limit on address space"
     )]
     Map {
         /// Bytes of the whole ring.
@@ -59,8 +62,7 @@ struct Shared {
     base: NonNull<u8>,
     chunk_bytes: usize,
     chunks: usize,
-    free: Mutex<Vec<u32>>,
-    returned: Condvar,
+    lender: Lender,
 }
 
 // SAFETY: `base` is only ever used to make the slice of one chunk, and the free list hands each
@@ -96,8 +98,7 @@ impl Ring {
             base,
             chunk_bytes,
             chunks,
-            free: Mutex::new((0..count).rev().collect()),
-            returned: Condvar::new(),
+            lender: Lender::new(count),
         };
         Ok(Ring { shared: Arc::new(shared) })
     }
@@ -114,26 +115,22 @@ impl Ring {
 
     /// Chunks that are free now.
     pub fn free(&self) -> usize {
-        self.shared.free().len()
+        self.shared.lender.free()
+    }
+
+    /// Chunks that will never be free again, because a device may still be writing to them.
+    pub fn condemned(&self) -> usize {
+        self.shared.lender.condemned()
     }
 
     /// A chunk if one is free. Its contents are whatever its last owner left there.
     pub fn try_take(&self) -> Option<Chunk> {
-        let index = self.shared.free().pop()?;
-        Some(self.lend(index))
+        self.shared.lender.lend().map(|index| self.lend(index))
     }
 
     /// A chunk, waiting at most `timeout` for one to come back.
     pub fn take(&self, timeout: Duration) -> Option<Chunk> {
-        let free = self.shared.free();
-        let (mut free, _) = self
-            .shared
-            .returned
-            .wait_timeout_while(free, timeout, |free| free.is_empty())
-            .unwrap_or_else(PoisonError::into_inner);
-        let index = free.pop()?;
-        drop(free);
-        Some(self.lend(index))
+        self.shared.lender.wait(timeout).map(|index| self.lend(index))
     }
 
     fn lend(&self, index: u32) -> Chunk {
@@ -144,6 +141,13 @@ impl Ring {
     pub(crate) fn memory(&self) -> (NonNull<u8>, usize) {
         (self.shared.base, self.shared.chunk_bytes * self.shared.chunks)
     }
+
+    /// Where the memory begins, for a device that reads and writes chunks by address. Whoever gives
+    /// the address away gives a chunk with it, or takes care that the device keeps off the others.
+    pub(crate) fn address(&self) -> u64 {
+        // A simulated device makes pointers of addresses again.
+        self.shared.base.as_ptr().expose_provenance() as u64
+    }
 }
 
 impl fmt::Debug for Ring {
@@ -153,13 +157,6 @@ impl fmt::Debug for Ring {
             .field("chunks", &self.chunks())
             .field("free", &self.free())
             .finish()
-    }
-}
-
-impl Shared {
-    fn free(&self) -> MutexGuard<'_, Vec<u32>> {
-        // The list is only pushed to and popped from: a panic elsewhere cannot leave it half done.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -185,10 +182,24 @@ impl Chunk {
         Ring { shared: Arc::clone(&self.shared) }
     }
 
+    /// Where the chunk begins in the memory of its ring, in bytes.
+    pub(crate) fn offset(&self) -> usize {
+        self.index() * self.shared.chunk_bytes
+    }
+
+    /// Gives the chunk up, because a device that was told to write to it never said that it is
+    /// done. Nobody gets this chunk again, and the memory of the ring stays mapped until the
+    /// process ends: what else might be mapped there would be written over.
+    pub(crate) fn condemn(self) {
+        // Not dropped, it does not come back, and its share of the ring is never given up.
+        let chunk = ManuallyDrop::new(self);
+        chunk.shared.lender.condemn();
+    }
+
     fn start(&self) -> NonNull<u8> {
         // SAFETY: the index came from the free list, so it is below `chunks`, and the mapping has
         // `chunks * chunk_bytes` bytes: the result is inside it.
-        unsafe { self.shared.base.add(self.index as usize * self.shared.chunk_bytes) }
+        unsafe { self.shared.base.add(self.offset()) }
     }
 }
 
@@ -211,8 +222,7 @@ impl DerefMut for Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.shared.free().push(self.index);
-        self.shared.returned.notify_one();
+        self.shared.lender.give_back(self.index);
     }
 }
 
@@ -259,6 +269,39 @@ mod tests {
         .join();
         assert!(outcome.is_err());
         assert_eq!(ring.free(), 1);
+    }
+
+    #[test]
+    fn a_condemned_chunk_never_comes_back_and_its_memory_stays() {
+        let ring = Ring::new(page_bytes(), 2).unwrap();
+        let mut chunk = ring.try_take().unwrap();
+        chunk.fill(7);
+        let address = ring.address() + chunk.offset() as u64;
+        assert_eq!(chunk.as_ptr().addr() as u64, address);
+        chunk.condemn();
+        assert_eq!((ring.free(), ring.condemned()), (1, 1));
+        let other = ring.try_take().unwrap();
+        assert_ne!(other.index(), 0);
+        assert!(ring.take(Duration::from_millis(1)).is_none());
+        drop((other, ring));
+        // What a device that is late would find there.
+        let late = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(address).unwrap());
+        // SAFETY: the ring's memory is never unmapped, and nobody else has this chunk.
+        unsafe { late.write_volatile(8) };
+        // SAFETY: as above.
+        assert_eq!(unsafe { late.add(1).read_volatile() }, 7);
+    }
+
+    #[test]
+    fn a_wait_without_end_is_a_wait() {
+        let ring = Ring::new(page_bytes(), 1).unwrap();
+        let chunk = ring.take(Duration::MAX).unwrap();
+        assert!(ring.take(Duration::ZERO).is_none());
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| ring.take(Duration::MAX).is_some());
+            drop(chunk);
+            assert!(waiter.join().unwrap());
+        });
     }
 
     #[test]
