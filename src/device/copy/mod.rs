@@ -465,30 +465,39 @@ impl CopyQueue {
     }
 }
 
-impl Drop for CopyQueue {
-    fn drop(&mut self) {
-        while let Ok(Some(_)) = self.finish_one() {}
+impl CopyQueue {
+    /// Gives everything back. Stops at the first call that fails, since the others would as well, and
+    /// closing the file releases what is left.
+    fn release_all(&mut self) -> Result<(), DeviceError> {
         for id in 0..self.bos.len() {
-            let _ = self.release(BoId(id));
+            self.release(BoId(id))?;
         }
-        // Errors are of no interest any more: closing the file releases what is left.
-        if self.ib_address != 0 {
-            let bytes = self.ib.as_ref().map_or(0, DeviceMemory::len);
-            let _ = self.render.unmap(self.ib_handle, self.ib_address, bytes as u64);
-        }
-        self.ib = None;
-        if self.ring_address != 0 {
-            let bytes = self.ring.memory().1;
-            let _ = self.render.unmap(self.ring_handle, self.ring_address, bytes as u64);
-        }
-        for handle in [self.ib_handle, self.ring_handle] {
+        let ib_bytes = self.ib.take().map_or(0, |ib| ib.len());
+        let ring_bytes = self.ring.memory().1;
+        let memory = [
+            (self.ib_handle, self.ib_address, ib_bytes),
+            (self.ring_handle, self.ring_address, ring_bytes),
+        ];
+        for (handle, address, bytes) in memory {
+            if address != 0 {
+                self.render.unmap(handle, address, bytes as u64)?;
+            }
             if handle != 0 {
-                let _ = self.render.close(handle);
+                self.render.close(handle)?;
             }
         }
         if self.context != 0 {
-            let _ = self.render.free_context(self.context);
+            self.render.free_context(self.context)?;
         }
+        Ok(())
+    }
+}
+
+impl Drop for CopyQueue {
+    fn drop(&mut self) {
+        while let Ok(Some(_)) = self.finish_one() {}
+        // Whoever drops a queue early has something more important to report.
+        let _ = self.release_all();
     }
 }
 
