@@ -36,7 +36,7 @@ mod workers;
 pub use dump::{Drain, DumpJob, dump};
 pub use freeze::Paused;
 pub use plan::MOST_BOS;
-pub use restore::{Restore, RestoreJob, Write};
+pub use restore::{Restore, RestoreJob, Watch, Write};
 
 /// A BO with contents.
 #[derive(Debug)]

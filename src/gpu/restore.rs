@@ -58,8 +58,8 @@ impl<E: std::error::Error + Send + 'static> Restore<E> {
     /// Starts a worker for each GPU; what is sent to it is written to that GPU. Dropping all of a
     /// sender's clones tells its worker that this was all, and it fails if something is missing.
     ///
-    /// A sender that waits for room must look up now and then whether the restore
-    /// [is failing](Self::is_failing): a worker that has ended takes no more.
+    /// Whoever waits for a chunk or for room in a channel must look up now and then whether the
+    /// restore [is failing](Watch::is_failing).
     pub fn start(
         driver: &Arc<dyn Driver>,
         ring: &Ring,
@@ -89,9 +89,9 @@ impl<E: std::error::Error + Send + 'static> Restore<E> {
         Ok((Restore { workers }, senders))
     }
 
-    /// Whether a worker has failed.
-    pub fn is_failing(&self) -> bool {
-        self.workers.is_failing()
+    /// Tells whether it is failing, on any thread.
+    pub fn watch(&self) -> Watch {
+        Watch(self.workers.stop().clone())
     }
 
     /// Waits until everything is in the BOs, asking `check` several times a second whether to go on.
@@ -105,6 +105,17 @@ impl<E: std::error::Error + Send + 'static> Restore<E> {
     /// Ends the workers: the first failure, if one of them was it.
     pub fn give_up(mut self) -> GpuError<E> {
         self.workers.give_up()
+    }
+}
+
+/// Tells whether a restore is failing.
+#[derive(Debug, Clone)]
+pub struct Watch(Stop);
+
+impl Watch {
+    /// Whether a worker has failed, or the restore was given up.
+    pub fn is_failing(&self) -> bool {
+        self.0.is_raised()
     }
 }
 

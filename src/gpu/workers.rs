@@ -134,9 +134,9 @@ impl<E: std::error::Error + Send + 'static> Workers<E> {
         Ok(workers)
     }
 
-    /// Whether something has failed.
-    pub(super) fn is_failing(&self) -> bool {
-        self.stop.is_raised()
+    /// Is raised when something has failed.
+    pub(super) fn stop(&self) -> &Stop {
+        &self.stop
     }
 
     /// Waits for all workers, asking `check` several times a second whether to go on. After a
