@@ -25,6 +25,7 @@
 pub mod abi;
 #[allow(unsafe_code)] // ioctls take addresses, and devices share memory
 pub mod device;
+pub mod gpu;
 pub mod ring;
 pub mod stage;
 pub mod uring;

@@ -29,11 +29,16 @@ use nix::errno::Errno;
 
 use crate::abi::{Plain, Request};
 
+pub mod copy;
 pub mod kernel;
+mod kfd;
 mod memory;
+mod render;
 pub mod sim;
 
+pub use kfd::{Checkpoint, CheckpointedBo, KFD_NODE, Kfd, ProcessInfo, RestoredBo};
 pub use memory::DeviceMemory;
+pub use render::{RenderInfo, RenderNode};
 
 /// Who answers the ioctls.
 pub trait Driver: fmt::Debug + Send + Sync {
@@ -58,16 +63,38 @@ pub trait DeviceFile: fmt::Debug + Send + Sync + AsFd {
     fn map(&self, offset: u64, len: usize) -> nix::Result<DeviceMemory>;
 }
 
-/// A call on a device that failed.
+/// What went wrong with a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}: {call} failed: {errno}{}", node.display(), hint(*errno))]
-pub struct DeviceError {
-    /// The node.
-    pub node: PathBuf,
-    /// The ioctl by its name in the headers, or "open" or "mmap".
-    pub call: &'static str,
-    /// The answer.
-    pub errno: Errno,
+pub enum DeviceError {
+    /// A call failed.
+    #[error("{}: {call} failed: {errno}{}", node.display(), hint(*errno))]
+    Call {
+        /// The node.
+        node: PathBuf,
+        /// The ioctl by its name in the headers, or "open" or "mmap".
+        call: &'static str,
+        /// The answer.
+        errno: Errno,
+    },
+    /// The device is not one of ours, or too old.
+    #[error("{}: {what}", node.display())]
+    Unsuitable {
+        /// The node.
+        node: PathBuf,
+        /// Why.
+        what: String,
+    },
+    /// Copies were submitted and never finished.
+    #[error(
+        "{}: the SDMA engine did not finish a copy within {seconds} s: it hangs (see the kernel log; a GPU reset ends it)",
+        node.display()
+    )]
+    Hung {
+        /// The node.
+        node: PathBuf,
+        /// How long it was waited for.
+        seconds: u64,
+    },
 }
 
 /// What a person can do about it.
@@ -108,14 +135,14 @@ const PAUSE: Duration = Duration::from_millis(5);
 impl Node {
     /// Opens a device node.
     pub fn open(driver: &dyn Driver, path: &Path) -> Result<Node, DeviceError> {
-        let failed = |errno| DeviceError { node: path.to_owned(), call: "open", errno };
+        let failed = |errno| DeviceError::Call { node: path.to_owned(), call: "open", errno };
         let file = repeat(|| driver.open(path)).map_err(failed)?;
         Ok(Node { path: path.to_owned(), file })
     }
 
     /// A node that was opened elsewhere; `path` is for messages.
     pub fn adopt(driver: &dyn Driver, path: &Path, fd: OwnedFd) -> Result<Node, DeviceError> {
-        let failed = |errno| DeviceError { node: path.to_owned(), call: "open", errno };
+        let failed = |errno| DeviceError::Call { node: path.to_owned(), call: "open", errno };
         let file = driver.adopt(fd).map_err(failed)?;
         Ok(Node { path: path.to_owned(), file })
     }
@@ -152,7 +179,7 @@ impl Node {
 
     /// The error of a call on this node.
     pub fn failed(&self, call: &'static str, errno: Errno) -> DeviceError {
-        DeviceError { node: self.path.clone(), call, errno }
+        DeviceError::Call { node: self.path.clone(), call, errno }
     }
 }
 

@@ -1,0 +1,314 @@
+//! A thread for each GPU, and the first thing that goes wrong on any of them.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+
+use super::{GpuError, GpuStats};
+use crate::{
+    device::DeviceError,
+    ring::{Chunk, Ring},
+};
+
+/// How often a wait looks up whether there is still a reason to wait.
+pub(super) const LOOK_UP: Duration = Duration::from_millis(50);
+
+/// Another worker has failed, or the caller has given up: there is nothing more to say.
+#[derive(Debug)]
+pub(super) struct Stopped;
+
+/// Why a worker ends early.
+#[derive(Debug)]
+pub(super) enum Ended<E: std::error::Error + 'static> {
+    /// It failed.
+    Failed(GpuError<E>),
+    /// Something else did.
+    Stopped,
+}
+
+impl<E: std::error::Error + 'static> From<Stopped> for Ended<E> {
+    fn from(Stopped: Stopped) -> Self {
+        Ended::Stopped
+    }
+}
+
+/// What all workers share: whether to go on.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    pub(super) fn raise(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_raised(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// An error once it is raised.
+    pub(super) fn check(&self) -> Result<(), Stopped> {
+        if self.is_raised() { Err(Stopped) } else { Ok(()) }
+    }
+
+    /// A chunk, waiting for one as long as nothing has failed.
+    pub(super) fn take(&self, ring: &Ring) -> Result<Chunk, Stopped> {
+        loop {
+            self.check()?;
+            if let Some(chunk) = ring.take(LOOK_UP) {
+                return Ok(chunk);
+            }
+        }
+    }
+}
+
+type Answer = (u32, Result<GpuStats, Outcome>);
+
+/// What a thread says in the end, when it has not finished. The failure itself is kept elsewhere,
+/// so that the first one wins.
+#[derive(Debug)]
+struct Outcome;
+
+/// The threads.
+#[derive(Debug)]
+pub(super) struct Workers<E: std::error::Error + 'static> {
+    stop: Stop,
+    first: Arc<Mutex<Option<GpuError<E>>>>,
+    answers: Receiver<Answer>,
+    /// Those that have not ended.
+    running: Vec<u32>,
+    stats: Vec<GpuStats>,
+    grace: Duration,
+}
+
+/// What a thread does.
+pub(super) type Work<E> = Box<dyn FnOnce(&Stop) -> Result<GpuStats, Ended<E>> + Send>;
+
+impl<E: std::error::Error + Send + 'static> Workers<E> {
+    /// Starts a thread for each piece of work, which is named by its GPU.
+    pub(super) fn start(work: Vec<(u32, Work<E>)>, grace: Duration) -> Result<Self, GpuError<E>> {
+        let (send, answers) = crossbeam_channel::bounded(work.len());
+        let mut workers = Workers {
+            stop: Stop::default(),
+            first: Arc::default(),
+            answers,
+            running: Vec::with_capacity(work.len()),
+            stats: Vec::with_capacity(work.len()),
+            grace,
+        };
+        for (gpu_id, work) in work {
+            let (stop, first, send) =
+                (workers.stop.clone(), Arc::clone(&workers.first), send.clone());
+            let thread = move || {
+                let mut guard = Guard { gpu_id, stop: &stop, first: &first, unwinding: true };
+                let answer = work(&stop);
+                guard.unwinding = false;
+                let answer = answer.map_err(|ended| {
+                    if let Ended::Failed(error) = ended {
+                        raise(&stop, &first, error);
+                    }
+                    Outcome
+                });
+                drop(guard);
+                let _ = send.send((gpu_id, answer));
+            };
+            let started = std::thread::Builder::new().name(format!("gpu-{gpu_id}")).spawn(thread);
+            match started {
+                Ok(_) => workers.running.push(gpu_id),
+                Err(source) => {
+                    let error = GpuError::Thread { gpu_id, source };
+                    raise(&workers.stop, &workers.first, error);
+                    break;
+                }
+            }
+        }
+        drop(send);
+        if workers.stop.is_raised() {
+            return Err(workers.give_up());
+        }
+        Ok(workers)
+    }
+
+    /// Is raised when something has failed.
+    pub(super) fn stop(&self) -> &Stop {
+        &self.stop
+    }
+
+    /// Waits for all workers, asking `check` several times a second whether to go on. After a
+    /// failure the others get a while to end.
+    pub(super) fn wait(
+        mut self,
+        check: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<Vec<GpuStats>, GpuError<E>> {
+        while !self.running.is_empty() {
+            self.answer(LOOK_UP);
+            if let Err(error) = check() {
+                raise(&self.stop, &self.first, GpuError::Other(error));
+            }
+            if self.stop.is_raised() {
+                return Err(self.give_up());
+            }
+        }
+        if self.stop.is_raised() {
+            return Err(self.give_up());
+        }
+        // In the order of the caller's list, whoever came first.
+        Ok(std::mem::take(&mut self.stats))
+    }
+
+    /// Ends the workers: the first failure.
+    pub(super) fn give_up(&mut self) -> GpuError<E> {
+        self.stop.raise();
+        let deadline = Instant::now() + self.grace;
+        while !self.running.is_empty()
+            && let Some(left) = deadline.checked_duration_since(Instant::now())
+        {
+            self.answer(left);
+        }
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        first.unwrap_or_else(|| GpuError::Stuck {
+            gpu_id: self.running.first().copied().unwrap_or_default(),
+        })
+    }
+
+    fn answer(&mut self, timeout: Duration) {
+        match self.answers.recv_timeout(timeout) {
+            Ok((gpu_id, answer)) => {
+                if let Some(at) = self.running.iter().position(|&running| running == gpu_id) {
+                    self.running.swap_remove(at);
+                }
+                self.stats.extend(answer.ok());
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            // Every thread has ended, and those that did not say so have panicked.
+            Err(RecvTimeoutError::Disconnected) => self.running.clear(),
+        }
+    }
+}
+
+impl<E: std::error::Error + 'static> Drop for Workers<E> {
+    fn drop(&mut self) {
+        self.stop.raise();
+    }
+}
+
+/// Notes a failure unless there was one before, and stops everybody.
+fn raise<E: std::error::Error + 'static>(
+    stop: &Stop,
+    first: &Mutex<Option<GpuError<E>>>,
+    error: GpuError<E>,
+) {
+    let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+    if !stop.is_raised() {
+        *first = Some(error);
+        stop.raise();
+    }
+}
+
+/// Notes that its thread has panicked.
+struct Guard<'a, E: std::error::Error + 'static> {
+    gpu_id: u32,
+    stop: &'a Stop,
+    first: &'a Mutex<Option<GpuError<E>>>,
+    unwinding: bool,
+}
+
+impl<E: std::error::Error + 'static> Drop for Guard<'_, E> {
+    fn drop(&mut self) {
+        if self.unwinding {
+            raise(self.stop, self.first, GpuError::Panicked { gpu_id: self.gpu_id });
+        }
+    }
+}
+
+/// Names the GPU of a device's failure.
+pub(super) fn device<E: std::error::Error + 'static>(
+    gpu_id: u32,
+) -> impl Fn(DeviceError) -> Ended<E> + Copy {
+    move |source| Ended::Failed(GpuError::Device { gpu_id, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error, PartialEq, Eq)]
+    #[error("{0}")]
+    struct Given(&'static str);
+
+    fn work(
+        work: impl FnOnce(&Stop) -> Result<GpuStats, Ended<Given>> + Send + 'static,
+    ) -> Work<Given> {
+        Box::new(work)
+    }
+
+    fn until_stopped(stop: &Stop) -> Result<GpuStats, Ended<Given>> {
+        loop {
+            stop.check()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn wait(work: Vec<(u32, Work<Given>)>) -> Result<Vec<GpuStats>, GpuError<Given>> {
+        Workers::start(work, Duration::from_secs(5)).unwrap().wait(&mut || Ok(()))
+    }
+
+    #[test]
+    fn all_is_well_when_all_have_ended_well() {
+        let stats = |gpu_id| GpuStats { gpu_id, ..GpuStats::default() };
+        let mut got =
+            wait(vec![(1, work(move |_| Ok(stats(1)))), (2, work(move |_| Ok(stats(2))))]).unwrap();
+        got.sort_by_key(|stats| stats.gpu_id);
+        assert_eq!(got, [stats(1), stats(2)]);
+        assert!(wait(Vec::new()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_first_failure_ends_everybody_and_is_what_is_told() {
+        let failing = |stop: &Stop| {
+            let _ = stop;
+            Err(Ended::Failed(GpuError::Other(Given("the disk is full"))))
+        };
+        let consequence = |stop: &Stop| {
+            let _ = until_stopped(stop);
+            Err(Ended::Failed(GpuError::Other(Given("a consequence"))))
+        };
+        let error =
+            wait(vec![(1, work(consequence)), (2, work(failing)), (3, work(until_stopped))]);
+        assert_eq!(error.unwrap_err().to_string(), "the disk is full");
+    }
+
+    #[test]
+    fn a_panic_is_a_failure() {
+        let panicking = |_: &Stop| panic!("on purpose");
+        let error = wait(vec![(1, work(until_stopped)), (7, work(panicking))]).unwrap_err();
+        assert!(matches!(error, GpuError::Panicked { gpu_id: 7 }), "{error}");
+    }
+
+    #[test]
+    fn the_caller_can_give_up() {
+        let workers =
+            Workers::start(vec![(1, work(until_stopped))], Duration::from_secs(5)).unwrap();
+        let error = workers.wait(&mut || Err(Given("stopped by a signal"))).unwrap_err();
+        assert_eq!(error.to_string(), "stopped by a signal");
+    }
+
+    #[test]
+    fn a_worker_that_is_stuck_is_left_behind() {
+        let (release, wait) = crossbeam_channel::bounded::<()>(0);
+        let stuck = move |_: &Stop| {
+            let _ = wait.recv();
+            Err(Ended::Stopped)
+        };
+        let mut workers =
+            Workers::start(vec![(9, work(stuck))], Duration::from_millis(20)).unwrap();
+        let error = workers.give_up();
+        assert!(matches!(error, GpuError::Stuck { gpu_id: 9 }), "{error}");
+        drop(release);
+    }
+}
