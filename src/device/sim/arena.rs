@@ -82,15 +82,38 @@ impl Piece {
     /// Whether nothing was ever written to a range: it reads as zeros, and reading it through a
     /// mapping would cost memory.
     pub(super) fn is_hole(&self, offset: u64, len: u64) -> bool {
-        let (Ok(at), end) = (i64::try_from(self.start + offset), self.start + offset + len) else {
-            return false;
-        };
-        match lseek64(&self.arena.file, at, Whence::SeekData) {
-            Ok(data) => data.cast_unsigned() >= end,
-            // No data from there to the end of the file.
-            Err(errno) => errno == Errno::ENXIO,
+        matches!(self.extent(offset, len), Ok(Extent::Hole(hole)) if hole == len)
+    }
+
+    /// What a range of at least one byte begins with.
+    pub(super) fn extent(&self, offset: u64, len: u64) -> nix::Result<Extent> {
+        let start = self.start + offset;
+        let data = self.seek(start, Whence::SeekData)?.map_or(len, |data| data - start);
+        if data > 0 {
+            return Ok(Extent::Hole(data.min(len)));
+        }
+        let hole = self.seek(start, Whence::SeekHole)?.map_or(len, |hole| hole - start);
+        Ok(Extent::Data(hole.clamp(1, len)))
+    }
+
+    /// Where there is data, or a hole, from a place on.
+    fn seek(&self, start: u64, what: Whence) -> nix::Result<Option<u64>> {
+        let start = i64::try_from(start).map_err(|_| Errno::EINVAL)?;
+        match lseek64(&self.arena.file, start, what) {
+            Ok(at) => Ok(Some(at.cast_unsigned())),
+            Err(Errno::ENXIO) => Ok(None),
+            Err(errno) => Err(errno),
         }
     }
+}
+
+/// What a range begins with, and how long that is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// Something was written.
+    Data(u64),
+    /// Nothing was: zeros.
+    Hole(u64),
 }
 
 impl Drop for Piece {

@@ -46,6 +46,9 @@ pub(super) trait CallerMemory: fmt::Debug + Send + Sync {
         len: u64,
         anonymous: bool,
     ) -> nix::Result<Arc<dyn UserMemory>>;
+
+    /// The same, before anybody has looked whether there is memory.
+    fn promised_memory(&self) -> Arc<dyn UserMemory>;
 }
 
 /// Memory of a caller that engines read and write by address.
@@ -63,6 +66,12 @@ pub(super) trait UserMemory: fmt::Debug + Send + Sync {
     ///
     /// `from` has that many bytes.
     unsafe fn write(&self, address: u64, from: *const u8, len: usize) -> nix::Result<()>;
+
+    /// Where an address of the caller is for us, if its memory is ours too.
+    fn local(&self, address: u64) -> Option<*mut u8> {
+        let _ = address;
+        None
+    }
 }
 
 /// Where the number of a new descriptor goes.

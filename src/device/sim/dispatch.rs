@@ -1,28 +1,75 @@
 //! From the number of a request to its handler, as the drivers' tables do it.
 
+use std::{os::fd::OwnedFd, path::Path};
+
 use nix::errno::Errno;
 
 use super::{
     caller::Call,
     drm,
-    host::{FileKind, SimHost},
-    kfd,
+    host::{FileId, FileKind, SimHost},
+    kfd, names,
 };
-use crate::abi::{Plain, request_size, request_type};
+use crate::{
+    abi::{Plain, request_size, request_type},
+    device::DeviceMemory,
+};
 
 /// Issues an ioctl. What the handler has written is in `argument` afterwards, also where it failed.
 pub(super) fn ioctl(host: &SimHost, call: &mut Call<'_>, argument: &mut [u8]) -> nix::Result<()> {
     if argument.len() != request_size(call.request) {
         return Err(Errno::EFAULT);
     }
-    let is_kfd = matches!(host.state().file(call.file)?, FileKind::Kfd(_));
-    if is_kfd {
+    let gpu = gpu_of(host, call.file)?;
+    let name = match gpu {
+        None => names::of_kfd(call.request),
+        Some(_) => names::of_render(call.request),
+    };
+    host.shared.faults.before(name, call.pid, gpu)?;
+    if gpu.is_none() {
         return kfd::ioctl(host, call, argument);
     }
     if request_type(call.request) != b'd' {
         return Err(Errno::ENOTTY);
     }
     drm::ioctl(host, call, argument)
+}
+
+/// Opens a node.
+pub(super) fn open(host: &SimHost, pid: u32, path: &Path) -> nix::Result<(FileId, OwnedFd)> {
+    let path = path.to_str().ok_or(Errno::ENOENT)?;
+    if path == "/dev/kfd" {
+        host.shared.faults.before(names::OPEN, pid, None)?;
+        return kfd::open(host, pid);
+    }
+    let minor = path.strip_prefix("/dev/dri/renderD").and_then(|number| number.parse().ok());
+    let minor = minor.ok_or(Errno::ENOENT)?;
+    host.shared.faults.before(names::OPEN, pid, drm::gpu_of(host, minor))?;
+    drm::open(host, pid, minor)
+}
+
+/// Maps memory of an open node, of `pid`.
+pub(super) fn map(
+    host: &SimHost,
+    pid: u32,
+    file: FileId,
+    offset: u64,
+    len: u64,
+) -> nix::Result<DeviceMemory> {
+    let gpu = gpu_of(host, file)?;
+    host.shared.faults.before(names::MMAP, pid, gpu)?;
+    match gpu {
+        None => kfd::map(host, pid, file, offset, len),
+        Some(_) => drm::map(host, file, offset, len),
+    }
+}
+
+/// The GPU that a file is of; `None` for `/dev/kfd`.
+fn gpu_of(host: &SimHost, file: FileId) -> nix::Result<Option<usize>> {
+    Ok(match host.state().file(file)? {
+        FileKind::Kfd(_) => None,
+        FileKind::Render(file) => Some(file.gpu),
+    })
 }
 
 /// Runs a handler on a structure: the caller's may be shorter (the rest is zero) or longer (the

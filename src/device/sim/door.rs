@@ -44,6 +44,11 @@ impl SimProcess {
         &self.host
     }
 
+    /// From now on nobody minds what this process leaves behind, as when it is killed.
+    pub fn abandon(&self) {
+        self.host.shared.log.abandon(self.pid);
+    }
+
     fn file(&self, id: FileId, fd: OwnedFd) -> Box<dyn DeviceFile> {
         Box::new(SimFile { process: self.clone(), id, fd })
     }
@@ -51,14 +56,7 @@ impl SimProcess {
 
 impl Driver for SimProcess {
     fn open(&self, path: &Path) -> nix::Result<Box<dyn DeviceFile>> {
-        let (id, fd) = match path.to_str() {
-            Some("/dev/kfd") => kfd::open(&self.host, self.pid)?,
-            Some(path) => {
-                let minor = path.strip_prefix("/dev/dri/renderD").and_then(|n| n.parse().ok());
-                drm::open(&self.host, self.pid, minor.ok_or(Errno::ENOENT)?)?
-            }
-            None => return Err(Errno::ENOENT),
-        };
+        let (id, fd) = dispatch::open(&self.host, self.pid, path)?;
         Ok(self.file(id, fd))
     }
 
@@ -105,13 +103,7 @@ impl DeviceFile for SimFile {
     }
 
     fn map(&self, offset: u64, len: usize) -> nix::Result<DeviceMemory> {
-        let host = &self.process.host;
-        let is_kfd = matches!(host.state().file(self.id)?, FileKind::Kfd(_));
-        if is_kfd {
-            kfd::map(host, self.process.pid, self.id, offset, len as u64)
-        } else {
-            drm::map(host, self.id, offset, len as u64)
-        }
+        dispatch::map(&self.process.host, self.process.pid, self.id, offset, len as u64)
     }
 }
 
@@ -169,6 +161,10 @@ impl CallerMemory for OwnMemory {
         check_mapped(&maps, address, len, anonymous)?;
         Ok(Arc::new(OwnMemory))
     }
+
+    fn promised_memory(&self) -> Arc<dyn UserMemory> {
+        Arc::new(OwnMemory)
+    }
 }
 
 impl UserMemory for OwnMemory {
@@ -185,6 +181,10 @@ impl UserMemory for OwnMemory {
         // SAFETY: as in `read`.
         unsafe { std::ptr::copy(from, to, len) };
         Ok(())
+    }
+
+    fn local(&self, address: u64) -> Option<*mut u8> {
+        usize::try_from(address).ok().map(std::ptr::with_exposed_provenance_mut)
     }
 }
 

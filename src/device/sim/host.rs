@@ -4,7 +4,7 @@
 //! `Arc`s, and whoever waits for them waits on a condition of its own.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt,
     os::fd::{AsFd, OwnedFd},
     sync::{
@@ -24,8 +24,12 @@ use nix::{
 use super::{
     arena::Arena,
     caller::{Credentials, Inode},
+    dma_buf,
     door::SimProcess,
     drm::RenderFile,
+    engine::{Copied, Engines},
+    faults::{Fault, Faults, Planned},
+    flight::InFlight,
     kfd::KfdState,
     machine::{GpuSpec, Machine},
     object::{Object, Store, Used},
@@ -50,6 +54,37 @@ impl fmt::Display for Complaint {
     }
 }
 
+/// What callers did wrong, and who is excused.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    complaints: Mutex<Vec<Complaint>>,
+    abandoned: Mutex<HashSet<u32>>,
+}
+
+impl Log {
+    pub(super) fn complain(&self, pid: u32, what: impl Into<String>) {
+        let complaint = Complaint { pid, what: what.into() };
+        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).push(complaint);
+    }
+
+    /// Nobody minds what this process leaves behind.
+    pub(super) fn abandon(&self, pid: u32) {
+        self.abandoned.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
+    }
+
+    pub(super) fn is_abandoned(&self, pid: u32) -> bool {
+        self.abandoned.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
+    }
+
+    fn read(&self) -> Vec<Complaint> {
+        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn take(&self) -> Vec<Complaint> {
+        std::mem::take(&mut *self.complaints.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 /// An open file of the simulated machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct FileId(pub u64);
@@ -68,6 +103,11 @@ pub(super) struct Shared {
     pub gpu_ids: Vec<u32>,
     pub vram: Arc<Arena>,
     pub gtt: Arc<Arena>,
+    pub log: Arc<Log>,
+    pub faults: Arc<Faults>,
+    pub in_flight: Arc<InFlight>,
+    /// The engines of each GPU.
+    pub engines: Vec<Arc<Engines>>,
     next_pid: AtomicU32,
     state: Mutex<State>,
 }
@@ -81,10 +121,10 @@ pub(super) struct State {
     pub gpus: Vec<GpuState>,
     pub kfd: KfdState,
     /// Objects by the inode of the descriptor that stands for them as a dma-buf.
-    dma_bufs: HashMap<Inode, Weak<Object>>,
+    dma_bufs: HashMap<Inode, Arc<Object>>,
     /// Who traces whom.
     pub tracers: HashMap<u32, u32>,
-    pub complaints: Vec<Complaint>,
+    log: Arc<Log>,
 }
 
 /// What changes of a GPU.
@@ -121,6 +161,9 @@ impl SimHost {
             next_mmap_offset: FIRST_MMAP_OFFSET,
             mmap: HashMap::new(),
         };
+        let (log, faults, in_flight) = (Arc::default(), Arc::default(), Arc::default());
+        let engines = |(gpu, spec)| Engines::new(gpu, spec, &log, &faults, &in_flight);
+        let engines = machine.gpus.iter().enumerate().map(engines).collect();
         let state = State {
             files: HashMap::new(),
             inodes: HashMap::new(),
@@ -129,11 +172,15 @@ impl SimHost {
             kfd: KfdState::default(),
             dma_bufs: HashMap::new(),
             tracers: HashMap::new(),
-            complaints: Vec::new(),
+            log: Arc::clone(&log),
         };
         let shared = Shared {
             vram: Arena::new("vram")?,
             gtt: Arena::new("gtt")?,
+            log,
+            faults,
+            in_flight,
+            engines,
             next_pid: AtomicU32::new(1000),
             state: Mutex::new(state),
             machine,
@@ -165,7 +212,43 @@ impl SimHost {
 
     /// What callers did wrong so far.
     pub fn complaints(&self) -> Vec<Complaint> {
-        self.state().complaints.clone()
+        self.shared.log.read()
+    }
+
+    /// The same, which are then forgotten.
+    pub fn take_complaints(&self) -> Vec<Complaint> {
+        self.shared.log.take()
+    }
+
+    /// Plans a fault.
+    pub fn plan(&self, fault: Fault) -> Planned {
+        let (planned, known) = self.shared.faults.plan(fault.clone());
+        if !known {
+            self.shared.log.complain(0, format!("there is no call for {fault:?}"));
+        }
+        planned
+    }
+
+    /// How often a request was called, by its name in the headers without the prefix of its family,
+    /// or "open" or "mmap".
+    pub fn calls(&self, name: &str) -> u64 {
+        self.shared.faults.calls(name)
+    }
+
+    /// What the engines of all GPUs have copied.
+    pub fn copied(&self) -> Copied {
+        let copied = self.shared.engines.iter().map(|engines| engines.copied());
+        copied.fold(Copied::default(), |sum, copied| sum + copied)
+    }
+
+    /// How many submissions each engine of a GPU has taken.
+    pub fn submissions(&self, gpu: usize) -> Vec<u64> {
+        self.shared.engines.get(gpu).map_or_else(Vec::new, |engines| engines.executed())
+    }
+
+    /// Whether a GPU has vanished by plan.
+    pub(super) fn is_gone(&self, gpu: usize) -> bool {
+        self.shared.faults.vanished(gpu)
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -184,9 +267,16 @@ impl SimHost {
         let size = create.bo_size;
         let store = match store {
             NewStore::Vram => {
-                let total = &state.gpus[gpu].vram_used;
-                let used = Used::take(total, self.shared.machine.gpus[gpu].vram_bytes, size)
-                    .ok_or(Errno::ENOMEM)?;
+                if self.shared.faults.vram_is_full(gpu) {
+                    return Err(Errno::ENOMEM);
+                }
+                let vram = self.shared.machine.gpus[gpu].vram_bytes;
+                let mut used = Used::take(&state.gpus[gpu].vram_used, vram, size);
+                if used.is_none() {
+                    state.reap();
+                    used = Used::take(&state.gpus[gpu].vram_used, vram, size);
+                }
+                let used = used.ok_or(Errno::ENOMEM)?;
                 Store::Vram(self.shared.vram.piece(size)?, used)
             }
             NewStore::Gtt => Store::Gtt(self.shared.gtt.piece(size)?),
@@ -201,12 +291,49 @@ impl SimHost {
         Ok(object)
     }
 
-    /// A descriptor that stands for an object as a dma-buf.
+    /// A descriptor that stands for an object as a dma-buf, and keeps it until it is closed.
     pub(super) fn export(&self, state: &mut State, object: &Arc<Object>) -> nix::Result<OwnedFd> {
-        let fd = memfd_create("dmabuf", MFdFlags::empty())?;
-        state.dma_bufs.retain(|_, object| object.strong_count() > 0);
-        state.dma_bufs.insert(inode(&fd)?, Arc::downgrade(object));
+        let fd = dma_buf::descriptor(object.size)?;
+        state.dma_bufs.insert(inode(&fd)?, Arc::clone(object));
         Ok(fd)
+    }
+
+    /// How much VRAM of a GPU is in use.
+    pub(super) fn vram_used(&self, gpu: usize) -> u64 {
+        let mut state = self.state();
+        state.reap();
+        state.gpus[gpu].vram_used.load(Ordering::Acquire)
+    }
+
+    /// The descriptors of this process that are dma-bufs of this machine, and open.
+    pub fn open_dma_bufs(&self) -> Vec<i32> {
+        let state = self.state();
+        let is_ours = |inode| state.dma_bufs.contains_key(&inode);
+        dma_buf::descriptors_of_this_process(is_ours)
+    }
+
+    /// What callers did wrong so far, and what is still open: at the end of a test there is
+    /// nothing.
+    pub fn check(&self) -> Vec<Complaint> {
+        let mut complaints = self.complaints();
+        for fd in self.open_dma_bufs() {
+            let what = format!("descriptor {fd} is a dma-buf that is still open");
+            complaints.push(Complaint { pid: 0, what });
+        }
+        let state = self.state();
+        for file in state.files.values() {
+            let (pid, node) = match &file.kind {
+                FileKind::Kfd(pid) => (*pid, "/dev/kfd".to_owned()),
+                FileKind::Render(file) => {
+                    let node = self.machine().gpus[file.gpu].render_node();
+                    (file.pid, node.display().to_string())
+                }
+            };
+            if !self.shared.log.is_abandoned(pid) {
+                complaints.push(Complaint { pid, what: format!("{node} is still open") });
+            }
+        }
+        complaints
     }
 }
 
@@ -280,11 +407,26 @@ impl State {
 
     /// The object that a descriptor stands for as a dma-buf; EINVAL if it is no dma-buf.
     pub(super) fn import(&self, inode: Inode) -> nix::Result<Arc<Object>> {
-        self.dma_bufs.get(&inode).and_then(Weak::upgrade).ok_or(Errno::EINVAL)
+        self.dma_bufs.get(&inode).cloned().ok_or(Errno::EINVAL)
+    }
+
+    /// Lets go of the objects whose dma-bufs have been closed.
+    fn reap(&mut self) {
+        let open = dma_buf::open_somewhere();
+        if let Some(open) = open {
+            self.dma_bufs.retain(|inode, _| open.contains(inode));
+        }
     }
 
     pub(super) fn complain(&mut self, pid: u32, what: impl Into<String>) {
-        self.complaints.push(Complaint { pid, what: what.into() });
+        self.log.complain(pid, what);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // Engines have no reference to this: it is not one of their threads that drops it.
+        self.engines.iter().for_each(|engines| engines.stop());
     }
 }
 

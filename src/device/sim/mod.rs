@@ -28,17 +28,28 @@
 mod arena;
 mod caller;
 mod dispatch;
+mod dma_buf;
 mod door;
 mod drm;
+mod engine;
+mod faults;
+mod fence;
+mod flight;
 mod host;
 mod kfd;
+mod link;
 mod machine;
+mod names;
 mod object;
 mod profile;
+#[cfg(test)]
+mod tests;
 mod vm;
 
 pub use caller::Credentials;
 pub use door::SimProcess;
+pub use engine::Copied;
+pub use faults::{Fault, Planned};
 pub use host::{Complaint, SimHost};
 pub use machine::{GpuSpec, KernelRelease, Machine, Speed};
 pub use profile::Profile;

@@ -90,6 +90,28 @@ impl Object {
         }
     }
 
+    /// Copies bytes into the object, from the outside.
+    pub(super) fn fill_from(&self, offset: u64, bytes: &[u8]) -> nix::Result<()> {
+        // SAFETY: a slice has its length.
+        unsafe { self.write(offset, bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Copies bytes of the object to the outside.
+    pub(super) fn copy_to(&self, offset: u64, bytes: &mut [u8]) -> nix::Result<()> {
+        // SAFETY: a slice has its length, and nobody else uses it.
+        unsafe { self.read(offset, bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    /// Whether it is in the memory of a GPU.
+    pub(super) fn is_vram(&self) -> bool {
+        matches!(self.store, Store::Vram(..))
+    }
+
+    /// Whether it is memory of a process.
+    pub(super) fn is_user(&self) -> bool {
+        matches!(self.store, Store::User { .. })
+    }
+
     fn check(&self, offset: u64, len: usize) -> nix::Result<()> {
         let end = offset.checked_add(len as u64).ok_or(Errno::EINVAL)?;
         if end <= self.size { Ok(()) } else { Err(Errno::EINVAL) }

@@ -28,6 +28,15 @@ pub(super) struct Mapped {
     pub handle: u32,
 }
 
+impl Mapped {
+    /// EINVAL unless it is whole pages of its object.
+    pub(super) fn check(&self) -> nix::Result<()> {
+        let end = self.offset.checked_add(self.len).ok_or(Errno::EINVAL)?;
+        let good = self.offset.is_multiple_of(PAGE) && end <= self.object.size;
+        if good { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+}
+
 /// Bytes that an address range stands for.
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -46,10 +55,8 @@ impl Vm {
     /// Maps; EINVAL where the range is none, or not free.
     pub(super) fn map(&mut self, va: u64, mapped: Mapped) -> nix::Result<()> {
         check_range(va, mapped.len)?;
-        let pages = mapped.offset.is_multiple_of(PAGE);
-        let inside =
-            mapped.offset.checked_add(mapped.len).is_some_and(|end| end <= mapped.object.size);
-        if !pages || !inside || self.overlaps(va, mapped.len) {
+        mapped.check()?;
+        if self.overlaps(va, mapped.len) {
             return Err(Errno::EINVAL);
         }
         self.mapped.insert(va, mapped);
@@ -82,15 +89,37 @@ impl Vm {
         self.mapped.retain(keep);
     }
 
+    /// The mapping that an address is in, and where in it.
+    pub(super) fn lookup(&self, va: u64) -> Option<(&Mapped, u64)> {
+        let (&start, mapped) = self.mapped.range(..=va).next_back()?;
+        let offset = va - start;
+        (offset < mapped.len).then_some((mapped, offset))
+    }
+
+    /// Makes a range free, also where it is a part of a mapping.
+    pub(super) fn clear(&mut self, va: u64, len: u64) {
+        let end = va.saturating_add(len);
+        while let Some((&start, last)) = self.mapped.range(..end).next_back()
+            && start + last.len > va
+        {
+            let Some(old) = self.mapped.remove(&start) else { return };
+            let old_end = start + old.len;
+            if old_end > end {
+                let skip = end - start;
+                let rest = Mapped { offset: old.offset + skip, len: old_end - end, ..old.clone() };
+                self.mapped.insert(end, rest);
+            }
+            if start < va {
+                self.mapped.insert(start, Mapped { len: va - start, ..old });
+            }
+        }
+    }
+
     /// The bytes at `va`, object by object; `None` where the engine would fault.
     pub(super) fn resolve(&self, mut va: u64, mut len: u64) -> Option<Vec<Segment>> {
         let mut segments = Vec::with_capacity(1);
         while len > 0 {
-            let (&start, mapped) = self.mapped.range(..=va).next_back()?;
-            let skip = va - start;
-            if skip >= mapped.len {
-                return None;
-            }
+            let (mapped, skip) = self.lookup(va)?;
             let piece = len.min(mapped.len - skip);
             segments.push(Segment {
                 object: Arc::clone(&mapped.object),

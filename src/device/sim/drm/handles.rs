@@ -1,0 +1,85 @@
+//! The handles of a file: small numbers from 1, one for each object.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use crate::device::sim::object::Object;
+
+/// What a handle refers to.
+#[derive(Debug, Clone)]
+pub(super) struct Handle {
+    pub object: Arc<Object>,
+    /// For memory of a process: whether it has been looked at.
+    pub user: User,
+}
+
+/// How far the memory behind a userptr object has been checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum User {
+    /// It is, or it is no memory of a process.
+    Checked,
+    /// At the first submission it is to be checked that memory is there, and, if so told, that it
+    /// is not a file's.
+    Promised { anonymous: bool },
+}
+
+/// The handles of a file.
+#[derive(Debug, Default)]
+pub(super) struct Handles {
+    by_number: BTreeMap<u32, Handle>,
+    by_object: HashMap<*const Object, u32>,
+}
+
+// SAFETY: the pointers are only compared; the objects that they point to are in the other map.
+unsafe impl Send for Handles {}
+
+impl Handles {
+    /// The handle of an object, which it had before or has now.
+    pub(super) fn enter(&mut self, object: Arc<Object>, user: User) -> u32 {
+        if let Some(number) = self.of(&object) {
+            return number;
+        }
+        // The lowest number that is free. Mostly that is the next one.
+        let mut number = 1;
+        let count = u32::try_from(self.by_number.len()).unwrap_or(u32::MAX);
+        if self.by_number.last_key_value().is_some_and(|(&last, _)| last == count) {
+            number = count + 1;
+        } else {
+            for &taken in self.by_number.keys() {
+                if taken != number {
+                    break;
+                }
+                number += 1;
+            }
+        }
+        self.by_object.insert(Arc::as_ptr(&object), number);
+        self.by_number.insert(number, Handle { object, user });
+        number
+    }
+
+    pub(super) fn get(&self, number: u32) -> Option<&Handle> {
+        self.by_number.get(&number)
+    }
+
+    pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Handle> {
+        self.by_number.get_mut(&number)
+    }
+
+    /// The handle of an object.
+    pub(super) fn of(&self, object: &Arc<Object>) -> Option<u32> {
+        self.by_object.get(&Arc::as_ptr(object)).copied()
+    }
+
+    pub(super) fn remove(&mut self, number: u32) -> Option<Handle> {
+        let handle = self.by_number.remove(&number)?;
+        self.by_object.remove(&Arc::as_ptr(&handle.object));
+        Some(handle)
+    }
+
+    /// All of them, by number.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Handle)> {
+        self.by_number.iter().map(|(&number, handle)| (number, handle))
+    }
+}
