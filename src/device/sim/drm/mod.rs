@@ -1,12 +1,16 @@
 //! The render nodes.
 
-use std::os::fd::OwnedFd;
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex},
+};
 
 use nix::errno::Errno;
 
 use super::{
     caller::Call,
-    host::{FileId, SimHost},
+    host::{FileId, FileKind, SimHost},
+    vm::Vm,
 };
 use crate::device::DeviceMemory;
 
@@ -17,11 +21,17 @@ pub(super) struct RenderFile {
     pub gpu: usize,
     /// Who opened it.
     pub pid: u32,
+    /// Its address space.
+    pub vm: Arc<Mutex<Vm>>,
+    /// The KFD process whose compute address space this is.
+    pub kfd_pid: Option<u32>,
 }
 
 pub(super) fn open(host: &SimHost, pid: u32, minor: u32) -> nix::Result<(FileId, OwnedFd)> {
-    let _ = (host, pid, minor);
-    Err(Errno::ENXIO)
+    let gpus = &host.shared.machine.gpus;
+    let gpu = gpus.iter().position(|gpu| gpu.render_minor == minor).ok_or(Errno::ENOENT)?;
+    let file = RenderFile { gpu, pid, vm: Arc::default(), kfd_pid: None };
+    host.state().open(&format!("renderD{minor}"), FileKind::Render(Box::new(file)))
 }
 
 pub(super) fn ioctl(host: &SimHost, call: &mut Call<'_>, argument: &mut [u8]) -> nix::Result<()> {
