@@ -4,6 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use super::profile::Profile;
 
+/// The id of the first XGMI hive of a machine.
+const FIRST_HIVE: u64 = 0xaefe_0112_0000_0001;
+
 /// Whose rules the machine follows, where kernels differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum KernelRelease {
@@ -37,6 +40,8 @@ pub struct GpuSpec {
     pub render_minor: u32,
     /// Bus, device and function: what tells two GPUs of a machine apart.
     pub location_id: u32,
+    /// The PCI domain.
+    pub domain: u32,
     /// The XGMI hive it is in, or 0.
     pub hive_id: u64,
     /// The CPU node it is connected to.
@@ -71,7 +76,8 @@ impl Machine {
             vram_bytes: profile.vram_bytes,
             render_minor: 128 + number,
             location_id: 0x0300 + (number << 8),
-            hive_id: if count > 1 { 0xaefe_0112_0000_0001 } else { 0 },
+            domain: 0,
+            hive_id: if count > 1 { FIRST_HIVE } else { 0 },
             numa_node: 0,
             speed: Speed::default(),
         };
@@ -80,6 +86,31 @@ impl Machine {
             cpu_nodes: 1,
             gpus: (0..count).map(gpu).collect(),
         }
+    }
+
+    /// The same with another kernel.
+    pub fn kernel(mut self, kernel: KernelRelease) -> Self {
+        self.kernel = kernel;
+        self
+    }
+
+    /// The same with so many CPU nodes, each with its share of the GPUs.
+    pub fn cpu_nodes(mut self, count: u32) -> Self {
+        self.cpu_nodes = count.max(1);
+        let gpus = u32::try_from(self.gpus.len()).unwrap_or(u32::MAX).max(1);
+        for (gpu, number) in self.gpus.iter_mut().zip(0..) {
+            gpu.numa_node = number * self.cpu_nodes / gpus;
+        }
+        self
+    }
+
+    /// The same with the GPUs in XGMI hives of so many each; hives of one are none.
+    pub fn hives_of(mut self, count: u32) -> Self {
+        for (gpu, number) in self.gpus.iter_mut().zip(0..) {
+            let hive = FIRST_HIVE + u64::from(number / count.max(1));
+            gpu.hive_id = if count > 1 { hive } else { 0 };
+        }
+        self
     }
 
     /// The same with another amount of VRAM on each GPU.

@@ -25,6 +25,7 @@
 //! No shader runs here. A user queue is state, and on request a thread that goes on writing to
 //! VRAM until the queue is stopped, so that a dump without a pause shows.
 
+mod app;
 mod arena;
 mod caller;
 mod dispatch;
@@ -46,10 +47,12 @@ mod profile;
 mod tests;
 mod vm;
 
+pub use app::{ADDRESSES_END, AppBo, AppQueue, Application, BoPlan};
 pub use caller::Credentials;
 pub use door::SimProcess;
 pub use engine::Copied;
 pub use faults::{Fault, Planned};
 pub use host::{Complaint, SimHost};
+pub use kfd::{BoInfo, EventInfo, Fill, QueueInfo, QueueState, Scribble};
 pub use machine::{GpuSpec, KernelRelease, Machine, Speed};
-pub use profile::Profile;
+pub use profile::{Profile, ProfileError};

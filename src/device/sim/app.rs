@@ -1,0 +1,340 @@
+//! An application on a simulated machine: what a program that uses ROCm leaves in KFD.
+//!
+//! It makes the calls that the ROCm runtime makes, in its order: `/dev/kfd`, the render nodes, an
+//! address space per GPU, memory, a page of events, and a compute queue on each GPU with the
+//! buffers that the kernel wants to see. No shader runs; its memory is filled from outside, and
+//! [`scribble`](super::SimHost::scribble) plays the shaders.
+//!
+//! Its GPU addresses go down from [`ADDRESSES_END`]. The CPU has nothing there: memory is mapped
+//! for the CPU only where a plan asks for it.
+
+use memmap2::MmapMut;
+
+use super::{Fill, GpuSpec, KernelRelease, Profile, SimProcess, kfd};
+use crate::{
+    abi::kfd::{
+        ACQUIRE_VM, ALLOC_MEMORY_OF_GPU, AcquireVm, AllocMemoryOfGpu, CREATE_EVENT, CREATE_QUEUE,
+        CreateEvent, CreateQueue, GET_VERSION, GetVersion, MAP_MEMORY_TO_GPU, MapMemoryToGpu,
+        event_type, flags, queue_type,
+    },
+    device::{DeviceError, DeviceMemory, KFD_NODE, Node},
+};
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    path::Path,
+};
+
+/// The end of the addresses that an application uses.
+pub const ADDRESSES_END: u64 = 0x7000_0000_0000;
+
+const PAGE: u64 = 4096;
+const HUGE_PAGE: u64 = 2 << 20;
+const RING_BYTES: u64 = 64 << 10;
+const EVENT_PAGE_BYTES: u64 = 32 << 10;
+const DOORBELL_BYTES: u64 = 8192;
+/// What the runtime uses for memory of its own.
+const RUNTIME: u32 = flags::GTT | flags::WRITABLE | flags::EXECUTABLE | flags::COHERENT;
+
+/// Memory that an application is to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BoPlan {
+    /// On which GPU, by its place in the machine.
+    pub gpu: usize,
+    /// In bytes.
+    pub size: u64,
+    /// As in [`flags`]. Userptrs get memory of this process.
+    pub flags: u32,
+    /// Whether all GPUs of the machine have it in their address spaces, or only its own.
+    pub all_gpus: bool,
+    /// Whether the CPU has it mapped.
+    pub host_visible: bool,
+}
+
+impl BoPlan {
+    /// VRAM as `hipMalloc` allocates it.
+    pub fn vram(gpu: usize, size: u64) -> Self {
+        let flags = flags::VRAM | flags::WRITABLE | flags::EXECUTABLE;
+        BoPlan { gpu, size, flags, all_gpus: false, host_visible: false }
+    }
+
+    /// Memory of the host that the GPU can reach.
+    pub fn gtt(gpu: usize, size: u64) -> Self {
+        BoPlan { flags: RUNTIME, ..Self::vram(gpu, size) }
+    }
+
+    /// Memory of the process.
+    pub fn userptr(gpu: usize, size: u64) -> Self {
+        let flags = flags::USERPTR | flags::WRITABLE | flags::COHERENT;
+        BoPlan { flags, ..Self::vram(gpu, size) }
+    }
+}
+
+/// Memory that an application has.
+#[derive(Debug)]
+pub struct AppBo {
+    /// On which GPU, by its place in the machine.
+    pub gpu: usize,
+    /// The process's name for that GPU.
+    pub gpu_id: u32,
+    /// Its handle.
+    pub handle: u64,
+    /// Where GPUs see it.
+    pub va: u64,
+    /// In bytes.
+    pub size: u64,
+    /// As in [`flags`].
+    pub flags: u32,
+    /// Where it is in the mmap space of its node.
+    pub mmap_offset: u64,
+    /// The CPU's mapping, where there is one.
+    pub memory: Option<DeviceMemory>,
+}
+
+/// A queue of an application.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AppQueue {
+    /// On which GPU, by its place in the machine.
+    pub gpu: usize,
+    /// Its number.
+    pub id: u32,
+    /// Where its doorbell is in the mmap space of `/dev/kfd`.
+    pub doorbell_offset: u64,
+}
+
+/// A running application.
+#[derive(Debug)]
+pub struct Application {
+    kfd: Node,
+    renders: Vec<Node>,
+    bos: Vec<AppBo>,
+    runtime_bos: Vec<AppBo>,
+    queues: Vec<AppQueue>,
+    events: Vec<u32>,
+    process: SimProcess,
+    /// The addresses below are free.
+    free_below: u64,
+    /// What userptrs are of: given back after the files are closed.
+    user_memory: Vec<MmapMut>,
+}
+
+/// Events of each application.
+const EVENTS: [u32; 4] =
+    [event_type::SIGNAL, event_type::SIGNAL, event_type::MEMORY, event_type::HW_EXCEPTION];
+
+impl Application {
+    /// Starts an application in `process`: on every GPU of the machine, with this memory.
+    pub fn start(process: &SimProcess, plan: &[BoPlan]) -> Result<Self, DeviceError> {
+        let mut app = Self::begin(process)?;
+        for bo in plan {
+            let bo = app.bo(bo)?;
+            app.bos.push(bo);
+        }
+        app.make_events()?;
+        for gpu in 0..app.gpus().len() {
+            app.make_queue(gpu)?;
+        }
+        Ok(app)
+    }
+
+    /// Opens the devices and nothing else.
+    fn begin(process: &SimProcess) -> Result<Self, DeviceError> {
+        let kfd = Node::open(process, Path::new(KFD_NODE))?;
+        let mut version = GetVersion::default();
+        // SAFETY: the argument has no addresses.
+        unsafe { kfd.call(&GET_VERSION, &mut version) }?;
+        let mut renders = Vec::new();
+        for (gpu, &gpu_id) in process.host().machine().gpus.iter().zip(process.host().gpu_ids()) {
+            let render = Node::open(process, &gpu.render_node())?;
+            let drm_fd = render.as_fd().as_raw_fd().cast_unsigned();
+            // SAFETY: the argument has no addresses.
+            unsafe { kfd.call(&ACQUIRE_VM, &mut AcquireVm { drm_fd, gpu_id }) }?;
+            renders.push(render);
+        }
+        Ok(Application {
+            kfd,
+            renders,
+            bos: Vec::new(),
+            runtime_bos: Vec::new(),
+            queues: Vec::new(),
+            events: Vec::new(),
+            process: process.clone(),
+            free_below: ADDRESSES_END,
+            user_memory: Vec::new(),
+        })
+    }
+
+    /// Its process.
+    pub fn process(&self) -> &SimProcess {
+        &self.process
+    }
+
+    /// Its `/dev/kfd`.
+    pub fn kfd(&self) -> &Node {
+        &self.kfd
+    }
+
+    /// Its render nodes, one for each GPU.
+    pub fn renders(&self) -> &[Node] {
+        &self.renders
+    }
+
+    /// The memory that was asked for, in the order of the plan.
+    pub fn bos(&self) -> &[AppBo] {
+        &self.bos
+    }
+
+    /// The memory that a runtime needs besides: events, doorbells, queues.
+    pub fn runtime_bos(&self) -> &[AppBo] {
+        &self.runtime_bos
+    }
+
+    /// Its queues, one for each GPU.
+    pub fn queues(&self) -> &[AppQueue] {
+        &self.queues
+    }
+
+    /// Its events.
+    pub fn events(&self) -> &[u32] {
+        &self.events
+    }
+
+    /// Fills all memory of the plan, each BO differently where `fill` makes something of its
+    /// number.
+    pub fn fill(&self, fill: impl Fn(u64) -> Fill) -> nix::Result<()> {
+        let host = self.process.host();
+        (0..)
+            .zip(&self.bos)
+            .try_for_each(|(n, bo)| host.fill_bo(self.process.pid(), bo.va, fill(n)))
+    }
+
+    fn gpus(&self) -> &[GpuSpec] {
+        &self.process.host().machine().gpus
+    }
+
+    /// Addresses that nothing has.
+    fn addresses(&mut self, size: u64) -> u64 {
+        let align = if size >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
+        let size = size.next_multiple_of(PAGE);
+        self.free_below = self.free_below.saturating_sub(size) / align * align;
+        self.free_below
+    }
+
+    /// Allocates memory and maps it.
+    fn bo(&mut self, plan: &BoPlan) -> Result<AppBo, DeviceError> {
+        let mut args = AllocMemoryOfGpu {
+            va_addr: self.addresses(plan.size),
+            size: plan.size,
+            gpu_id: self.process.host().gpu_ids()[plan.gpu],
+            flags: plan.flags,
+            ..AllocMemoryOfGpu::default()
+        };
+        if plan.flags & flags::USERPTR != 0 {
+            let failed = |_| self.kfd.failed("mmap", nix::errno::Errno::ENOMEM);
+            let len = usize::try_from(plan.size).unwrap_or(usize::MAX);
+            let memory = MmapMut::map_anon(len).map_err(failed)?;
+            args.mmap_offset = memory.as_ptr().expose_provenance() as u64;
+            self.user_memory.push(memory);
+        }
+        // SAFETY: the only address is that of a userptr: that memory is ours, is never touched,
+        // and lives until the files are closed.
+        unsafe { self.kfd.call(&ALLOC_MEMORY_OF_GPU, &mut args) }?;
+        let all = self.process.host().gpu_ids();
+        let gpus = if plan.all_gpus { all } else { &all[plan.gpu..=plan.gpu] };
+        let mut map = MapMemoryToGpu {
+            handle: args.handle,
+            device_ids_array_ptr: gpus.as_ptr().expose_provenance() as u64,
+            n_devices: u32::try_from(gpus.len()).unwrap_or(0),
+            n_success: 0,
+        };
+        // SAFETY: the address is of a slice with so many elements, which is only read.
+        unsafe { self.kfd.call(&MAP_MEMORY_TO_GPU, &mut map) }?;
+        let memory = if plan.host_visible {
+            let registers = plan.flags & (flags::DOORBELL | flags::MMIO_REMAP) != 0;
+            let node = if registers { &self.kfd } else { &self.renders[plan.gpu] };
+            let len = usize::try_from(plan.size).unwrap_or(usize::MAX);
+            Some(node.map(args.mmap_offset, len)?)
+        } else {
+            None
+        };
+        Ok(AppBo {
+            gpu: plan.gpu,
+            gpu_id: args.gpu_id,
+            handle: args.handle,
+            va: args.va_addr,
+            size: plan.size,
+            flags: plan.flags,
+            mmap_offset: args.mmap_offset,
+            memory,
+        })
+    }
+
+    /// Memory of the runtime: its address.
+    fn runtime_bo(&mut self, gpu: usize, size: u64, flags: u32) -> Result<u64, DeviceError> {
+        let bo = self.bo(&BoPlan { flags, ..BoPlan::vram(gpu, size) })?;
+        let va = bo.va;
+        self.runtime_bos.push(bo);
+        Ok(va)
+    }
+
+    fn make_events(&mut self) -> Result<(), DeviceError> {
+        if self.renders.is_empty() {
+            return Ok(());
+        }
+        self.runtime_bo(0, EVENT_PAGE_BYTES, RUNTIME)?;
+        let mut page = self.runtime_bos.last().map_or(0, |bo| bo.handle);
+        for event_type in EVENTS {
+            let auto_reset = u32::from(event_type == event_type::SIGNAL);
+            let mut args = CreateEvent {
+                event_page_offset: page,
+                event_type,
+                auto_reset,
+                ..CreateEvent::default()
+            };
+            // SAFETY: the argument has no addresses.
+            unsafe { self.kfd.call(&CREATE_EVENT, &mut args) }?;
+            self.events.push(args.event_id);
+            page = 0;
+        }
+        Ok(())
+    }
+
+    fn make_queue(&mut self, gpu: usize) -> Result<(), DeviceError> {
+        let profile: Profile = self.gpus()[gpu].profile.clone();
+        let gpu_id = self.process.host().gpu_ids()[gpu];
+        let small = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let doorbells = flags::DOORBELL | flags::WRITABLE | flags::COHERENT;
+        self.runtime_bo(gpu, DOORBELL_BYTES, doorbells)?;
+        let mmio = flags::MMIO_REMAP | flags::WRITABLE | flags::COHERENT;
+        self.runtime_bo(gpu, PAGE, mmio)?;
+        let save_size = small(profile.cwsr_size());
+        let save_bytes = match self.process.host().machine().kernel {
+            KernelRelease::V6_1 => u64::from(save_size).next_multiple_of(PAGE),
+            _ => kfd::save_area(&profile, save_size),
+        };
+        let mut args = CreateQueue {
+            ring_base_address: self.runtime_bo(gpu, RING_BYTES, RUNTIME)?,
+            write_pointer_address: self.runtime_bo(gpu, PAGE, RUNTIME)?,
+            read_pointer_address: self.runtime_bo(gpu, PAGE, RUNTIME)?,
+            ring_size: small(RING_BYTES),
+            gpu_id,
+            queue_type: queue_type::COMPUTE_AQL,
+            queue_percentage: 100,
+            queue_priority: 7,
+            eop_buffer_address: self.runtime_bo(
+                gpu,
+                kfd::EOP_SIZE,
+                flags::VRAM | flags::WRITABLE | flags::EXECUTABLE,
+            )?,
+            eop_buffer_size: kfd::EOP_SIZE,
+            ctx_save_restore_address: self.runtime_bo(gpu, save_bytes, RUNTIME)?,
+            ctx_save_restore_size: save_size,
+            ctl_stack_size: small(profile.ctl_stack_size()),
+            ..CreateQueue::default()
+        };
+        // SAFETY: the addresses are of BOs that live as long as the process object.
+        unsafe { self.kfd.call(&CREATE_QUEUE, &mut args) }?;
+        let CreateQueue { queue_id: id, doorbell_offset, .. } = args;
+        self.queues.push(AppQueue { gpu, id, doorbell_offset });
+        Ok(())
+    }
+}

@@ -1,0 +1,447 @@
+//! User queues: state, and whether they run.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use nix::errno::Errno;
+
+use super::{
+    super::{KernelRelease, Profile, host::State},
+    ENOTSUPP, Io,
+    memory::DOORBELL_SLICE,
+    process::KfdProcess,
+};
+use crate::abi::kfd::{
+    CreateQueue, DestroyQueue, MAX_QUEUE_PERCENTAGE, MAX_QUEUE_PRIORITY, MIN_QUEUE_RING_SIZE,
+    UpdateQueue, mmap, queue_type,
+};
+
+/// The most queues of a process.
+const QUEUES_END: u32 = 1024;
+const PAGE: u64 = 4096;
+/// Addresses of user space end here.
+const USER_END: u64 = 0x7fff_ffff_f000;
+/// The first doorbells of the SDMA engines.
+const SDMA_DOORBELLS: u32 = 0xe0;
+
+/// A queue.
+#[derive(Debug)]
+pub(super) struct Queue {
+    /// Its GPU, by the place in the process.
+    pub device: usize,
+    pub properties: Properties,
+    /// Which of the process's doorbells on the GPU it has.
+    pub doorbell: u32,
+    /// Which of the GPU's SDMA queues it is.
+    pub sdma_id: Option<u32>,
+    /// Memory queue descriptor: what the hardware knows of it. Opaque.
+    pub mqd: Vec<u8>,
+    /// What of its waves is saved while it does not run. Opaque.
+    pub control_stack: Vec<u8>,
+    /// Addresses of the BOs that it cannot do without.
+    pub buffers: Vec<u64>,
+    pub evicted: bool,
+    /// How often it was stopped so far.
+    pub evictions: u32,
+    pub gate: Arc<Gate>,
+}
+
+/// What a queue was made with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Properties {
+    /// As in [`queue_type`].
+    pub kind: u32,
+    pub ring_address: u64,
+    pub ring_size: u64,
+    pub read_pointer: u64,
+    pub write_pointer: u64,
+    pub percentage: u32,
+    pub priority: u32,
+    pub eop_address: u64,
+    pub eop_size: u32,
+    pub save_address: u64,
+    pub save_size: u32,
+    pub control_stack_size: u32,
+}
+
+impl Properties {
+    fn is_sdma(&self) -> bool {
+        !matches!(self.kind, queue_type::COMPUTE | queue_type::COMPUTE_AQL)
+    }
+}
+
+impl Queue {
+    /// Whether the hardware runs it.
+    pub(super) fn is_active(&self) -> bool {
+        let p = &self.properties;
+        p.ring_size > 0 && p.ring_address != 0 && p.percentage > 0 && !self.evicted
+    }
+
+    pub(super) fn set_evicted(&mut self, evicted: bool) {
+        self.evicted = evicted;
+        self.update_gate();
+    }
+
+    fn update_gate(&self) {
+        if self.is_active() { self.gate.open() } else { self.gate.close() }
+    }
+
+    /// The queue is gone.
+    pub(super) fn end(&mut self) {
+        self.gate.end();
+    }
+
+    /// Where its doorbell is in the mmap space of `/dev/kfd`.
+    pub(super) fn doorbell_offset(&self, gpu_id: u32) -> u64 {
+        let inside = u64::from(self.doorbell) * 8 % DOORBELL_SLICE;
+        mmap::TYPE_DOORBELL | mmap::gpu_id(gpu_id) | inside
+    }
+}
+
+pub(super) fn create(io: &mut Io<'_, '_>, args: &mut CreateQueue) -> nix::Result<()> {
+    let properties = properties(args, io.release())?;
+    let state = &mut *io.host.state();
+    let process = state.kfd.process(io.pid)?;
+    let place = process.device_index(args.gpu_id).ok_or(Errno::EINVAL)?;
+    let device = &process.devices[place];
+    device.bound(Errno::ESRCH)?;
+    let profile = &io.host.shared.machine.gpus[device.gpu].profile;
+    let buffers = if io.release() >= KernelRelease::V6_12 {
+        acquire_buffers(process, place, &properties, profile)?
+    } else {
+        Vec::new()
+    };
+    let (sdma_id, doorbell) = places(state, profile, io.pid, place, &properties, None)?;
+    let queue = new_queue(place, properties, (sdma_id, doorbell), buffers, profile);
+    let process = state.kfd.process(io.pid)?;
+    let queue = add(process, queue);
+    let id = process.queues.insert(0, QUEUES_END, queue).ok_or(Errno::ENOMEM)?;
+    args.queue_id = id;
+    if let Some(queue) = process.queues.get(id) {
+        args.doorbell_offset = queue.doorbell_offset(args.gpu_id);
+    }
+    Ok(())
+}
+
+/// A queue that begins in the state that its process is in.
+fn add(process: &KfdProcess, mut queue: Queue) -> Queue {
+    queue.set_evicted(process.devices[queue.device].evictions > 0);
+    queue
+}
+
+/// A queue with the numbers and the state that it had elsewhere.
+pub(super) fn restore(
+    process: &mut KfdProcess,
+    id: u32,
+    mut queue: Queue,
+    (mqd, control_stack): (Vec<u8>, Vec<u8>),
+) -> nix::Result<()> {
+    if id >= QUEUES_END {
+        return Err(Errno::EINVAL);
+    }
+    queue.mqd = mqd;
+    queue.control_stack = control_stack;
+    let queue = add(process, queue);
+    process.queues.insert_at(id, queue).map_err(|_| Errno::ENOSPC)
+}
+
+pub(super) fn new_queue(
+    device: usize,
+    properties: Properties,
+    (sdma_id, doorbell): (Option<u32>, u32),
+    buffers: Vec<u64>,
+    profile: &Profile,
+) -> Queue {
+    // Something that differs from queue to queue, so that a mix-up shows.
+    let seed = properties.ring_address ^ (u64::from(doorbell) << 48);
+    let stack = if properties.is_sdma() { 0 } else { properties.control_stack_size as usize };
+    Queue {
+        device,
+        mqd: opaque(seed, mqd_size(profile, properties.kind)),
+        control_stack: opaque(!seed, stack),
+        properties,
+        doorbell,
+        sdma_id,
+        buffers,
+        evicted: false,
+        evictions: 0,
+        gate: Arc::default(),
+    }
+}
+
+fn opaque(seed: u64, len: usize) -> Vec<u8> {
+    let words = (0..).map(|n: u64| super::fill::random(seed, n).to_le_bytes());
+    words.flatten().take(len).collect()
+}
+
+/// How much the hardware of a generation knows of a queue.
+pub(super) fn mqd_size(profile: &Profile, kind: u32) -> usize {
+    let gfx9 = profile.gfx_target_version() / 10_000 == 9;
+    match kind {
+        queue_type::COMPUTE | queue_type::COMPUTE_AQL if gfx9 => 2048,
+        queue_type::COMPUTE | queue_type::COMPUTE_AQL => 4096,
+        _ if gfx9 => 512,
+        _ => 1024,
+    }
+}
+
+/// Checks what was asked for.
+fn properties(args: &CreateQueue, release: KernelRelease) -> nix::Result<Properties> {
+    // As of 6.12 the next byte names an XCC.
+    let percentage = match release {
+        KernelRelease::V6_1 => args.queue_percentage,
+        _ => args.queue_percentage & 0xff,
+    };
+    let ring_size = check_ring(args.ring_base_address, args.ring_size, release)?;
+    if percentage > MAX_QUEUE_PERCENTAGE || args.queue_priority > MAX_QUEUE_PRIORITY {
+        return Err(Errno::EINVAL);
+    }
+    let pointers = [
+        args.read_pointer_address,
+        args.write_pointer_address,
+        args.eop_buffer_address,
+        args.ctx_save_restore_address,
+    ];
+    if pointers.iter().any(|&address| address >= USER_END) {
+        return Err(Errno::EFAULT);
+    }
+    let last = match release {
+        KernelRelease::V6_1 => queue_type::SDMA_XGMI,
+        _ => queue_type::SDMA_BY_ENG_ID,
+    };
+    if args.queue_type > last {
+        return Err(Errno::from_raw(ENOTSUPP));
+    }
+    Ok(Properties {
+        kind: args.queue_type,
+        ring_address: args.ring_base_address,
+        ring_size: ring_size.into(),
+        read_pointer: args.read_pointer_address,
+        write_pointer: args.write_pointer_address,
+        percentage,
+        priority: args.queue_priority,
+        eop_address: args.eop_buffer_address,
+        eop_size: u32::try_from(args.eop_buffer_size).map_err(|_| Errno::EINVAL)?,
+        save_address: args.ctx_save_restore_address,
+        save_size: args.ctx_save_restore_size,
+        control_stack_size: args.ctl_stack_size,
+    })
+}
+
+fn check_ring(address: u64, size: u32, release: KernelRelease) -> nix::Result<u32> {
+    if address >= USER_END {
+        return Err(Errno::EFAULT);
+    }
+    if size != 0 && !size.is_power_of_two() {
+        return Err(Errno::EINVAL);
+    }
+    // The newest makes small rings larger instead of failing later.
+    let least = if release == KernelRelease::V7_2 { MIN_QUEUE_RING_SIZE } else { 0 };
+    Ok(size.max(least))
+}
+
+/// The BOs that a queue needs, each mapped as exactly what the queue says; EINVAL otherwise.
+fn acquire_buffers(
+    process: &KfdProcess,
+    place: usize,
+    queue: &Properties,
+    profile: &Profile,
+) -> nix::Result<Vec<u64>> {
+    let vm = process.devices[place].bound(Errno::ESRCH)?.vm();
+    let exactly = |address: u64, size: u64| {
+        let start = address / PAGE * PAGE;
+        let mapped = vm.at(start).filter(|mapped| mapped.len == size);
+        mapped.map(|_| start).ok_or(Errno::EINVAL)
+    };
+    let mut buffers = vec![
+        exactly(queue.write_pointer, PAGE)?,
+        exactly(queue.read_pointer, PAGE)?,
+        exactly(queue.ring_address, queue.ring_size)?,
+    ];
+    if queue.is_sdma() {
+        return Ok(buffers);
+    }
+    if queue.eop_address != 0 {
+        if u64::from(queue.eop_size) < EOP_SIZE {
+            return Err(Errno::EINVAL);
+        }
+        buffers.push(exactly(queue.eop_address, queue.eop_size.into())?);
+    }
+    if u64::from(queue.control_stack_size) != profile.ctl_stack_size()
+        || u64::from(queue.save_size) < profile.cwsr_size()
+    {
+        return Err(Errno::EINVAL);
+    }
+    let area = save_area(profile, queue.save_size);
+    match exactly(queue.save_address, area) {
+        Ok(start) => buffers.push(start),
+        Err(_) if process.ranges.covers(queue.save_address, area) => {}
+        Err(errno) => return Err(errno),
+    }
+    Ok(buffers)
+}
+
+/// The end-of-pipe buffer of a compute queue.
+pub(in super::super) const EOP_SIZE: u64 = 4096;
+
+/// The memory that holds the waves of a queue while it does not run, for all parts of the GPU.
+pub(in super::super) fn save_area(profile: &Profile, save_size: u32) -> u64 {
+    let one = u64::from(save_size) + profile.debug_memory_size();
+    (one * profile.num_xcc()).next_multiple_of(PAGE)
+}
+
+/// The SDMA queue (of those of the GPU) and the doorbell (of those of the process) of a new queue:
+/// the first that are free, or those that it had elsewhere.
+pub(super) fn places(
+    state: &State,
+    profile: &Profile,
+    pid: u32,
+    place: usize,
+    properties: &Properties,
+    wanted: Option<(u32, u32)>,
+) -> nix::Result<(Option<u32>, u32)> {
+    let process = state.kfd.processes.get(&pid).ok_or(Errno::EBADF)?;
+    let gpu = process.devices[place].gpu;
+    let taken: BTreeSet<u32> = process
+        .queues
+        .iter()
+        .filter(|(_, queue)| queue.device == place)
+        .map(|(_, queue)| queue.doorbell)
+        .collect();
+    if !properties.is_sdma() {
+        let doorbell = match wanted {
+            Some((_, doorbell)) if doorbell >= QUEUES_END => return Err(Errno::EINVAL),
+            Some((_, doorbell)) => doorbell,
+            None => {
+                let all = (0..SDMA_DOORBELLS).chain(SDMA_DOORBELLS + 0x20..QUEUES_END);
+                all.into_iter().find(|id| !taken.contains(id)).ok_or(Errno::EBUSY)?
+            }
+        };
+        return if taken.contains(&doorbell) { Err(Errno::EINVAL) } else { Ok((None, doorbell)) };
+    }
+    let xgmi = properties.kind == queue_type::SDMA_XGMI;
+    let (engines, queues) = (profile.sdma_engines, profile.sdma_queues_per_engine());
+    let engines = if xgmi { profile.sdma_xgmi_engines() } else { engines };
+    let used: BTreeSet<u32> = state
+        .kfd
+        .processes
+        .values()
+        .flat_map(|process| process.queues.iter().map(move |(_, queue)| (process, queue)))
+        .filter(|(process, queue)| process.devices[queue.device].gpu == gpu)
+        .filter(|(_, queue)| (queue.properties.kind == queue_type::SDMA_XGMI) == xgmi)
+        .filter_map(|(_, queue)| queue.sdma_id)
+        .collect();
+    let sdma_id = match wanted {
+        Some((id, _)) if id >= engines * queues || used.contains(&id) => return Err(Errno::EBUSY),
+        Some((id, _)) => id,
+        None => (0..engines * queues).find(|id| !used.contains(id)).ok_or(Errno::ENOMEM)?,
+    };
+    // Eight doorbells for each engine; the other kind of engines has the mirrored ones.
+    let (engine, index) = (sdma_id % engines.max(1), sdma_id / engines.max(1));
+    let doorbell = SDMA_DOORBELLS + engine % 4 * 8 + index % 8 + if xgmi { 0x200 } else { 0 };
+    match wanted {
+        Some((_, wanted)) if wanted != doorbell => Err(Errno::EINVAL),
+        _ => Ok((Some(sdma_id), doorbell)),
+    }
+}
+
+pub(super) fn destroy(io: &mut Io<'_, '_>, args: &mut DestroyQueue) -> nix::Result<()> {
+    let state = &mut *io.host.state();
+    let mut queue = state.kfd.process(io.pid)?.queues.remove(args.queue_id).ok_or(Errno::EINVAL)?;
+    queue.end();
+    Ok(())
+}
+
+pub(super) fn update(io: &mut Io<'_, '_>, args: &mut UpdateQueue) -> nix::Result<()> {
+    let release = io.release();
+    let percentage = match release {
+        KernelRelease::V6_1 => args.queue_percentage,
+        _ => args.queue_percentage & 0xff,
+    };
+    if percentage > MAX_QUEUE_PERCENTAGE || args.queue_priority > MAX_QUEUE_PRIORITY {
+        return Err(Errno::EINVAL);
+    }
+    let ring_size = check_ring(args.ring_base_address, args.ring_size, release)?;
+    let state = &mut *io.host.state();
+    let process = state.kfd.process(io.pid)?;
+    let KfdProcess { queues, devices, .. } = process;
+    let queue = queues.get_mut(args.queue_id).ok_or(Errno::EFAULT)?;
+    let properties = &mut queue.properties;
+    let moved = properties.ring_address != args.ring_base_address
+        || properties.ring_size != u64::from(ring_size);
+    if release >= KernelRelease::V6_12 && moved && args.ring_base_address != 0 {
+        let vm = devices[queue.device].bound(Errno::ESRCH)?.vm();
+        let mapped = vm.at(args.ring_base_address);
+        mapped.filter(|mapped| mapped.len == u64::from(ring_size)).ok_or(Errno::EINVAL)?;
+        queue.buffers.retain(|&buffer| buffer != properties.ring_address);
+        queue.buffers.push(args.ring_base_address);
+    }
+    properties.ring_address = args.ring_base_address;
+    properties.ring_size = ring_size.into();
+    properties.percentage = percentage;
+    properties.priority = args.queue_priority;
+    queue.update_gate();
+    Ok(())
+}
+
+/// Holds up whoever plays the shaders of a queue while the queue does not run.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    open: AtomicBool,
+    ended: AtomicBool,
+    writing: Mutex<()>,
+    condition: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        let _writing = self.lock();
+        self.open.store(true, Ordering::Release);
+        self.condition.notify_all();
+    }
+
+    /// Nothing is written any more when this returns.
+    fn close(&self) {
+        // The flag first: whoever writes sees it after its next words and goes to sleep.
+        self.open.store(false, Ordering::Release);
+        drop(self.lock());
+    }
+
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.close();
+        let _writing = self.lock();
+        self.condition.notify_all();
+    }
+
+    /// Does some work while the gate is open; false when there will be no more, or `stop` is set.
+    pub(super) fn pass(&self, stop: &AtomicBool, work: impl FnOnce()) -> bool {
+        let mut writing = self.lock();
+        loop {
+            if self.ended.load(Ordering::Acquire) || stop.load(Ordering::Acquire) {
+                return false;
+            }
+            if self.open.load(Ordering::Acquire) {
+                break;
+            }
+            writing = self.condition.wait(writing).unwrap_or_else(PoisonError::into_inner);
+        }
+        work();
+        true
+    }
+
+    /// Wakes those who wait, to look at their `stop` again.
+    pub(super) fn nudge(&self) {
+        let _writing = self.lock();
+        self.condition.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
