@@ -12,8 +12,8 @@
 //! | module | what it is | what it must not know |
 //! |---|---|---|
 //! | [`abi`] | foreign layouts and numbers: KFD, DRM, SDMA packets | everything else |
-| [`device`] | open a node, issue an ioctl, map memory: the kernel's devices or simulated ones; copies by SDMA | what the contents are for |
-| [`ring`] | the bounded pool of page-aligned chunks: the memory budget, and the only place of it | what is in a chunk, where it goes |
+//! | [`device`] | open a node, issue an ioctl, map memory: the kernel's devices or simulated ones; copies by SDMA | what the contents are for |
+//! | [`ring`] | the bounded pool of page-aligned chunks: the memory budget, and the only place of it | what is in a chunk, where it goes |
 //! | [`stage`] | zero scan, checksum, compression and their inverses: pure functions on bytes | chunks, files, threads |
 //! | [`uring`] | writes files from chunks, many writes at a time, with io_uring where it can be had | what is in a chunk, how a file is laid out |
 //!
