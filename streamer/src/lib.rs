@@ -48,6 +48,7 @@ pub mod progress;
 pub mod proto;
 pub mod rig;
 pub mod seekable;
+pub mod selftest;
 pub mod serve;
 pub mod signals;
 pub mod store;

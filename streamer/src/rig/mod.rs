@@ -54,6 +54,13 @@ pub struct State {
     objects: u32,
 }
 
+impl State {
+    /// How many GPUs the process has.
+    pub fn gpus(&self) -> usize {
+        self.devices.len()
+    }
+}
+
 impl Source {
     /// Starts an application with this memory, filled.
     pub fn start(machine: Machine, plan: &[BoPlan], fill: impl Fn(u64) -> Fill) -> Result<Self> {
@@ -86,7 +93,8 @@ impl Source {
 
     /// Stops the application's queues.
     pub fn pause(&self) -> Result<Paused<'_>> {
-        self.kfd.version()?;
+        // The driver answers this only on a file of one's own.
+        Kfd::open(&self.checkpointer)?.version()?;
         Ok(Paused::pause(&self.kfd)?)
     }
 
