@@ -1,7 +1,7 @@
 //! Render nodes of amdgpu: memory, address space, command submission.
 
 use std::{
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     path::Path,
     time::Duration,
 };
@@ -17,7 +17,10 @@ use crate::abi::{
         InfoHwIp, WAIT_CS, WaitCsIn, chunk_id, ctx_op, domain, hw_ip, info, userptr, va_flag,
         va_op,
     },
-    drm::{GEM_CLOSE, GemClose, PRIME_FD_TO_HANDLE, PrimeHandle, VERSION, Version},
+    drm::{
+        self, GEM_CLOSE, GemClose, PRIME_FD_TO_HANDLE, PRIME_HANDLE_TO_FD, PrimeHandle, VERSION,
+        Version,
+    },
 };
 
 /// The flags of a plain mapping.
@@ -115,15 +118,18 @@ impl RenderNode {
         Ok(answer)
     }
 
-    /// New memory that both sides reach: its handle, and a mapping of it.
-    pub fn shared_memory(&self, bytes: usize) -> Result<(u32, DeviceMemory), DeviceError> {
-        let mut create =
-            GemCreateIn { bo_size: bytes as u64, domains: domain::GTT, ..GemCreateIn::default() };
+    /// New memory in a [domain], all zeros: its handle.
+    pub fn create(&self, bytes: u64, domains: u64) -> Result<u32, DeviceError> {
+        let mut create = GemCreateIn { bo_size: bytes, domains, ..GemCreateIn::default() };
         // SAFETY: the argument has no addresses.
         unsafe { self.node.call(&GEM_CREATE, &mut create) }?;
-        let handle = create.handle();
-        let mapped = self.mmap_offset(handle).and_then(|offset| self.node.map(offset, bytes));
-        match mapped {
+        Ok(create.handle())
+    }
+
+    /// New memory that both sides reach: its handle, and a mapping of it.
+    pub fn shared_memory(&self, bytes: usize) -> Result<(u32, DeviceMemory), DeviceError> {
+        let handle = self.create(bytes as u64, domain::GTT)?;
+        match self.map_memory(handle, bytes) {
             Ok(memory) => Ok((handle, memory)),
             Err(error) => {
                 let _ = self.close(handle);
@@ -160,6 +166,23 @@ impl RenderNode {
         // SAFETY: the argument has no addresses.
         unsafe { self.node.call(&PRIME_FD_TO_HANDLE, &mut args) }?;
         Ok(args.handle)
+    }
+
+    /// A dma-buf for a handle.
+    pub fn export(&self, handle: u32) -> Result<OwnedFd, DeviceError> {
+        let mut args = PrimeHandle { handle, flags: drm::CLOEXEC | drm::RDWR, fd: -1 };
+        // SAFETY: the argument has no addresses.
+        unsafe { self.node.call(&PRIME_HANDLE_TO_FD, &mut args) }?;
+        if args.fd < 0 {
+            return Err(self.unsuitable(format!("PRIME_HANDLE_TO_FD gave {}", args.fd)));
+        }
+        // SAFETY: the driver opened it during the call that has just returned, and told nobody else.
+        Ok(unsafe { OwnedFd::from_raw_fd(args.fd) })
+    }
+
+    /// A mapping of a handle's memory.
+    pub fn map_memory(&self, handle: u32, bytes: usize) -> Result<DeviceMemory, DeviceError> {
+        self.mmap_offset(handle).and_then(|offset| self.node.map(offset, bytes))
     }
 
     /// Closes a handle.

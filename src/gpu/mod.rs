@@ -31,6 +31,8 @@ mod dump;
 mod freeze;
 mod plan;
 mod restore;
+#[cfg(test)]
+mod tests;
 mod workers;
 
 pub use dump::{Drain, DumpJob, dump};

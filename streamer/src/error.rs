@@ -118,6 +118,9 @@ pub enum Error {
     /// Something changed that nothing changes.
     #[error("{0}: the memory of this machine is faulty")]
     Faulty(&'static str),
+    /// Something else failed first, elsewhere: that is the error to report.
+    #[error("given up, because something else has failed")]
+    GivenUp,
     /// A thread of ours panicked: a bug.
     #[error("internal error: the {0} thread panicked; please report this")]
     Panicked(String),

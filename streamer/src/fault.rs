@@ -47,11 +47,28 @@ impl Fault {
             return Ok(());
         }
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        Err(first.unwrap_or_else(|| Error::Panicked("shard".into())))
+        Err(first.unwrap_or(Error::GivenUp))
+    }
+
+    /// For the life of a thread that nobody waits for: if it panics, the others are told.
+    pub(crate) fn raise_on_panic(&self, thread: &'static str) -> RaiseOnPanic<'_> {
+        RaiseOnPanic(self, thread)
     }
 
     /// Becomes readable when something goes wrong.
     pub(crate) fn alarm(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
+    }
+}
+
+/// See [`Fault::raise_on_panic`].
+#[derive(Debug)]
+pub(crate) struct RaiseOnPanic<'a>(&'a Fault, &'static str);
+
+impl Drop for RaiseOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.raise(Error::Panicked(self.1.into()));
+        }
     }
 }

@@ -3,8 +3,9 @@
 //! ```text
 //!  criu dump ──► capture ──► format ──► transport ··► transport ──► absorb ──► store ──► serve ──► criu restore
 //!                (pipes →      (frames)   (pipe, file,              (verify)    extract
-//!                 chunks →                 tcp)                                  verify, inspect
-//!                 stages)
+//!                 chunks)                  tcp)                                  verify, inspect
+//!                   └─► pack ──┘
+//!                       (stages)
 //! ```
 //!
 //! | module | what it is |
@@ -13,6 +14,7 @@
 //! | [`criu_image_streamer`] | the image format of criu-image-streamer: bytes only, no I/O |
 //! | [`criu`] | CRIU's sockets and messages |
 //! | [`capture`] | CRIU's pipes to shards: all or nothing |
+//! | [`pack`] | chunks of files, from any thread, to shards: checksums, compression, all or nothing |
 //! | [`transport`] | where shards go and come from: pipes, files, TCP |
 //! | [`absorb`] | reads all shards of an image, checks everything, hands the files to a sink |
 //! | [`store`] | an image in memory, between its arrival and CRIU's questions |
@@ -39,6 +41,7 @@ mod fault;
 pub mod format;
 pub mod inspect;
 pub mod limits;
+pub mod pack;
 pub mod payload;
 mod poller;
 pub mod progress;

@@ -1,6 +1,9 @@
 //! SIGTERM, SIGINT and SIGHUP as something to look at instead of something that happens.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::{
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
 
 use nix::sys::{
     signal::{SigSet, Signal},
@@ -11,10 +14,10 @@ use crate::error::{Error, Result};
 
 const STOPPING: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 
-/// The signals that ask the program to stop.
-#[derive(Debug)]
+/// The signals that ask the program to stop. Clones are the same: one that has come is told once.
+#[derive(Debug, Clone)]
 pub struct Signals {
-    fd: SignalFd,
+    fd: Arc<SignalFd>,
 }
 
 impl Signals {
@@ -26,7 +29,7 @@ impl Signals {
             .and_then(|()| {
                 SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
             })
-            .map(|fd| Signals { fd })
+            .map(|fd| Signals { fd: Arc::new(fd) })
             .map_err(failed)
     }
 

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used)] // helpers of a test, which clippy does not take for one
 
 use std::{
+    num::NonZeroU64,
     os::fd::OwnedFd,
     path::Path,
     sync::Arc,
@@ -25,6 +26,7 @@ use vramstream_streamer::{
         file::{FileDestination, FileIo, FileOrigin},
         pipe::{PipeDestination, PipeOrigin},
         tcp::{TcpDestination, TcpOrigin, Timeouts},
+        throttle::{Rate, ThrottledDestination},
     },
     verify::verify,
 };
@@ -88,9 +90,20 @@ fn tcp() -> Pair {
     }
 }
 
+/// Another pair, at a rate that does not hold it up for long.
+fn throttled(pair: Pair, name: &'static str) -> Pair {
+    let rate = Rate::new(NonZeroU64::new(200 << 20).unwrap());
+    let destination = Box::new(ThrottledDestination::new(pair.destination, rate));
+    Pair { name, destination, ..pair }
+}
+
 fn with_each(case: impl Fn(Pair)) {
     let dir = tempfile::tempdir().unwrap();
-    for pair in [pipes(), files(dir.path()), tcp()] {
+    let slow_dir = dir.path().join("throttled");
+    std::fs::create_dir(&slow_dir).unwrap();
+    let throttled =
+        [throttled(pipes(), "throttled pipe"), throttled(files(&slow_dir), "throttled file")];
+    for pair in [pipes(), files(dir.path()), tcp()].into_iter().chain(throttled) {
         let (name, start) = (pair.name, Instant::now());
         case(pair);
         assert!(start.elapsed() < BOUND, "{name} took {:?}", start.elapsed());
@@ -263,7 +276,9 @@ fn what_is_dropped_at_the_last_moment_is_not_an_image_in_a_store() {
 
 #[test]
 fn a_reader_that_dies_is_noticed_and_named() {
-    for Pair { name, mut destination, origin, .. } in [pipes(), tcp()] {
+    for Pair { name, mut destination, origin, .. } in
+        [pipes(), tcp(), throttled(pipes(), "throttled pipe")]
+    {
         let reader = std::thread::spawn(move || {
             let mut origin = origin()?;
             let shards = origin.open()?;
@@ -280,7 +295,7 @@ fn a_reader_that_dies_is_noticed_and_named() {
             assert!(start.elapsed() < BOUND, "{name}: the writer noticed nothing");
         };
         let message = failed.report().to_string();
-        let named = if name == "pipe" { "pipe " } else { "127.0.0.1" };
+        let named = if name.ends_with("pipe") { "pipe " } else { "127.0.0.1" };
         assert!(message.contains(named), "{name}: {message}");
         reader.join().unwrap().unwrap();
     }

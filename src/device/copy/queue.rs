@@ -278,52 +278,33 @@ impl CopyQueue {
         }
     }
 
-    /// Waits for the oldest copy; `None` if there is none. After an error nothing is in flight, and
-    /// the queue is of no more use.
+    /// Waits for the oldest copy; `None` if there is none. After an error the queue is of no more use.
     pub fn finish_one(&mut self) -> Result<Option<Finished>, DeviceError> {
-        let deadline = self.limits.fence_deadline;
-        self.finish_by(deadline)
-    }
-
-    fn finish_by(&mut self, deadline: Duration) -> Result<Option<Finished>, DeviceError> {
         let Some(flight) = self.flights.front() else { return Ok(None) };
-        let left = deadline.saturating_sub(flight.since.elapsed());
-        let done = self.render.wait(self.context, flight.dma_ring, flight.number, left);
-        match done {
-            Ok(true) => {
-                let flight = self.flights.pop_front();
-                Ok(flight.map(|flight| {
-                    self.free_slots.push(flight.slot);
-                    Finished { tag: flight.tag, chunk: flight.chunk }
-                }))
-            }
-            Ok(false) => {
-                self.condemn();
-                Err(DeviceError::Hung {
-                    node: self.render.node().path().to_owned(),
-                    seconds: deadline.as_secs(),
-                })
-            }
-            Err(error) => {
-                self.condemn();
-                Err(error)
-            }
+        if !self.is_done(flight, self.limits.fence_deadline)? {
+            return Err(DeviceError::Hung {
+                node: self.render.node().path().to_owned(),
+                seconds: self.limits.fence_deadline.as_secs(),
+            });
         }
+        Ok(self.flights.pop_front().map(|flight| {
+            self.free_slots.push(flight.slot);
+            Finished { tag: flight.tag, chunk: flight.chunk }
+        }))
     }
 
-    /// Whether the oldest copy is done, without waiting.
-    pub fn is_one_done(&self) -> bool {
-        self.flights.front().is_some_and(|flight| {
-            let now = Duration::ZERO;
-            // An error is for `finish_one` to find.
-            self.render.wait(self.context, flight.dma_ring, flight.number, now).unwrap_or(true)
-        })
+    /// Whether a copy is done, waiting until so long after it was submitted.
+    fn is_done(&self, flight: &Flight, deadline: Duration) -> Result<bool, DeviceError> {
+        let left = deadline.saturating_sub(flight.since.elapsed());
+        self.render.wait(self.context, flight.dma_ring, flight.number, left)
     }
 
-    /// Nobody can say when the device will be done with what is in flight.
-    fn condemn(&mut self) {
-        for flight in self.flights.drain(..) {
-            if let Some(chunk) = flight.chunk {
+    /// Ends what is in flight. Where nobody can say when the device will be done with a chunk, it is
+    /// condemned.
+    fn settle(&mut self) {
+        while let Some(mut flight) = self.flights.pop_front() {
+            let done = self.is_done(&flight, self.limits.fence_deadline);
+            if let (Some(chunk), false) = (flight.chunk.take(), done == Ok(true)) {
                 chunk.condemn();
             }
         }
@@ -358,7 +339,7 @@ impl CopyQueue {
 
 impl Drop for CopyQueue {
     fn drop(&mut self) {
-        while let Ok(Some(_)) = self.finish_one() {}
+        self.settle();
         // Whoever drops a queue early has something more important to report.
         let _ = self.release_all();
     }

@@ -9,6 +9,7 @@ use crate::{
     criu::{INVENTORY, InventoryCheck},
     error::{Error, Result},
     format::{FileName, MAX_FILES, MAX_SUPERSEDED},
+    pack::Totals,
 };
 
 /// Who writes an image.
@@ -52,14 +53,6 @@ pub(super) struct Roll {
     superseded: Vec<u32>,
     external: HashSet<FileName>,
     inventory_whole: bool,
-}
-
-/// What a whole image consists of.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Totals {
-    pub files: u32,
-    pub raw_bytes: u64,
-    pub superseded: Vec<u32>,
 }
 
 impl Roll {

@@ -1,10 +1,8 @@
 //! Takes the images of a dump from CRIU's pipes and turns them into an image, or into nothing.
 //!
 //! ```text
-//!             pump (this thread)                               a thread for each shard
-//!  CRIU ──►  requests, pipes ──► chunk, zero scan, CRC ──────► ┐
-//!                                        │                     ├─ frames ──► transport
-//!                                        └─► compressors ────► ┘
+//!             pump (this thread)                                  pack
+//!  CRIU ──►  requests, pipes ──► chunk, zero scan, CRC ──► (compression) ──► shards ──► transport
 //! ```
 //!
 //! One thread, the [`pump`], talks to CRIU and reads every pipe that has something to give; it
@@ -29,18 +27,15 @@ use std::{os::fd::OwnedFd, path::PathBuf, time::Instant};
 use vramstream::stage::Compression;
 
 use crate::{
-    absorb::ShardStat, error::Result, format::FileName, progress::Progress, signals::Signals,
-    transport::Destination,
+    absorb::ShardStat, error::Result, format::FileName, pack::Totals, progress::Progress,
+    signals::Signals, transport::Destination,
 };
 
-mod compressors;
-mod frames;
 mod gate;
 mod image;
 mod native;
 mod pump;
 mod spliced;
-mod writers;
 
 pub use image::Source;
 
@@ -89,7 +84,7 @@ trait Intake {
     fn health(&mut self) -> Result<()>;
 
     /// All images have been taken: makes everything safe and publishes it.
-    fn commit(&mut self, totals: &image::Totals) -> Result<Vec<ShardStat>>;
+    fn commit(&mut self, totals: &Totals) -> Result<Vec<ShardStat>>;
 
     /// Publishes nothing.
     fn abort(&mut self, reason: &str);

@@ -12,13 +12,14 @@ use rustix::event::Timespec;
 use super::{
     Intake,
     gate::Gates,
-    image::{OpenImage, Readable, Roll, Source, Totals},
+    image::{OpenImage, Readable, Roll, Source},
 };
 use crate::{
     criu::{CAPTURE_SOCKET, Connection, Listener, Request},
     error::{Error, Result},
     format::FileName,
     limits,
+    pack::Totals,
     poller::Poller,
     progress::Progress,
     signals::Signals,

@@ -23,7 +23,7 @@ use vramstream::ring::page_bytes;
 
 use super::{
     Intake,
-    image::{OpenImage, Readable, Totals},
+    image::{OpenImage, Readable},
     native::waiting,
 };
 use crate::{
@@ -31,6 +31,7 @@ use crate::{
     criu_image_streamer::MarkerWriter,
     error::{Error, Result},
     format::FileName,
+    pack::Totals,
     progress::Progress,
     signals::Signals,
     transport::pipe,

@@ -10,8 +10,10 @@
 //! | [`pipe`] | the kernel has the bytes and the reader is alive | nothing more to do |
 //! | [`file`](mod@file) | fsync of each shard under a temporary name | renamed, shard 0 last, and the directory fsynced |
 //! | [`tcp`] | the kernel has the bytes, and the receiver's heartbeats come | the receiver has said that it verified and committed |
+//! | [`throttle`] | whatever it wraps says so | the same |
+//! | [`null`] | never: it keeps nothing | never |
 //!
-//! All of them keep to one contract, which `tests/tests/transport_conformance.rs` checks:
+//! All of them but [`null`] keep to one contract, which `tests/tests/transport_conformance.rs` checks:
 //! bytes arrive as they were written; a shard that was not committed is never read as an image; a
 //! failure names the file, descriptor or peer; dropping a destination without `commit` leaves
 //! nothing behind.
@@ -25,8 +27,10 @@ use crate::{
 };
 
 pub mod file;
+pub mod null;
 pub mod pipe;
 pub mod tcp;
+pub mod throttle;
 
 /// Takes the bytes of one shard, in order.
 pub trait ShardWriter: Send {

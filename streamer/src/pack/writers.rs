@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::Receiver;
 
 use super::frames::Frame;
 use crate::{
@@ -80,7 +80,7 @@ impl Writers {
             std::thread::Builder::new()
                 .name(format!("shard-{number}"))
                 .spawn(move || {
-                    let alive = RaiseOnPanic(&fault);
+                    let alive = fault.raise_on_panic("shard");
                     let stat = thread.run(&frames, &fault, &outcome);
                     drop(alive);
                     let _ = done_in.send((number, stat));
@@ -90,11 +90,10 @@ impl Writers {
         Ok(Writers { outcome, done, count, fault: Arc::clone(fault) })
     }
 
-    /// Says how it ends, and then closes the queue: `frames` is the last sender. The threads look up
-    /// the outcome when they have emptied it.
-    pub(super) fn finish(self, outcome: Outcome, frames: Option<Sender<Frame>>) -> Finishing {
+    /// Says how it ends; the queue is to be closed next. The threads look up the outcome when they
+    /// have emptied it.
+    pub(super) fn finish(self, outcome: Outcome) -> Finishing {
         *self.outcome.lock().unwrap_or_else(PoisonError::into_inner) = Some(outcome);
-        drop(frames);
         let stats = vec![ShardStat::default(); self.count];
         Finishing { stats: Mutex::new((0, stats)), writers: self }
     }
@@ -129,17 +128,6 @@ impl Finishing {
     }
 }
 
-/// Nobody waits for a thread that has panicked: the others have to be told.
-struct RaiseOnPanic<'a>(&'a Fault);
-
-impl Drop for RaiseOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.raise(Error::Panicked("shard".into()));
-        }
-    }
-}
-
 struct ShardThread {
     encoder: ShardEncoder,
     /// Encoded and not written yet.
@@ -169,9 +157,9 @@ impl ShardThread {
         }
         let outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let outcome = outcome.unwrap_or_else(|| {
-            // The queue was closed by a thread that panicked.
-            fault.raise(Error::Panicked("capture".into()));
-            Outcome::Abort("internal error".into())
+            // Nobody got as far as to say one.
+            fault.raise(Error::GivenUp);
+            Outcome::Abort("the image was given up".into())
         });
         let bytes = self.encoder.position();
         match outcome {
