@@ -35,10 +35,12 @@ mod kfd;
 mod memory;
 mod render;
 pub mod sim;
+mod socket;
 
 pub use kfd::{Checkpoint, CheckpointedBo, KFD_NODE, Kfd, ProcessInfo, RestoredBo};
 pub use memory::DeviceMemory;
 pub use render::{RenderInfo, RenderNode};
+pub use socket::SocketDriver;
 
 /// Who answers the ioctls.
 pub trait Driver: fmt::Debug + Send + Sync {

@@ -87,19 +87,18 @@ impl Piece {
         if let Some(memory) = self.memory.get() {
             return Ok(memory);
         }
-        let memory = self.map(0, self.len)?;
+        let memory = self.view(0, self.len).map()?;
         Ok(self.memory.get_or_init(|| memory))
     }
 
-    /// A mapping of its own, for a process that asked for one.
-    pub(super) fn map(&self, offset: u64, len: u64) -> nix::Result<DeviceMemory> {
-        let len = usize::try_from(len).map_err(|_| Errno::EINVAL)?;
-        DeviceMemory::map(&self.arena.file, self.start + offset, len)
-    }
-
-    /// The file and where this piece begins in it, for a mapping in another process.
+    /// The file, and where this piece begins in it.
     pub(super) fn file(&self) -> (BorrowedFd<'_>, u64) {
         (self.arena.file.as_fd(), self.start)
+    }
+
+    /// What a process gets that asks for a mapping of a range.
+    pub(super) fn view(&self, offset: u64, len: u64) -> View {
+        View { arena: Arc::clone(&self.arena), start: self.start + offset, len }
     }
 
     /// Whether nothing was ever written to a range: it reads as zeros, and reading it through a
@@ -191,6 +190,27 @@ impl Piece {
     }
 }
 
+/// A range of memory that a process is to have mapped.
+#[derive(Debug)]
+pub(super) struct View {
+    arena: Arc<Arena>,
+    start: u64,
+    len: u64,
+}
+
+impl View {
+    /// Maps it in this process.
+    pub(super) fn map(&self) -> nix::Result<DeviceMemory> {
+        let len = usize::try_from(self.len).map_err(|_| Errno::EINVAL)?;
+        DeviceMemory::map(&self.arena.file, self.start, len)
+    }
+
+    /// The file and where in it the range begins, for a mapping in another process.
+    pub(super) fn file(&self) -> (BorrowedFd<'_>, u64) {
+        (self.arena.file.as_fd(), self.start)
+    }
+}
+
 /// What a range begins with, and how long that is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Extent {
@@ -224,7 +244,7 @@ mod tests {
         let mut bytes = [1; 4];
         two.memory().unwrap().read(0, &mut bytes);
         assert_eq!(bytes, [0; 4]);
-        one.map(4096, 4096).unwrap().read(0, &mut bytes);
+        one.view(4096, 4096).map().unwrap().read(0, &mut bytes);
         assert_eq!(&bytes, b"one\0");
     }
 

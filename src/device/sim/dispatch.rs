@@ -5,15 +5,13 @@ use std::{os::fd::OwnedFd, path::Path};
 use nix::errno::Errno;
 
 use super::{
+    arena::View,
     caller::Call,
     drm,
     host::{FileId, FileKind, SimHost},
     kfd, names,
 };
-use crate::{
-    abi::{Plain, request_size, request_type},
-    device::DeviceMemory,
-};
+use crate::abi::{Plain, request_size, request_type};
 
 /// Issues an ioctl. What the handler has written is in `argument` afterwards, also where it failed.
 pub(super) fn ioctl(host: &SimHost, call: &mut Call<'_>, argument: &mut [u8]) -> nix::Result<()> {
@@ -55,12 +53,22 @@ pub(super) fn map(
     file: FileId,
     offset: u64,
     len: u64,
-) -> nix::Result<DeviceMemory> {
+) -> nix::Result<View> {
     let gpu = gpu_of(host, file)?;
     host.shared.faults.before(names::MMAP, pid, gpu)?;
     match gpu {
         None => kfd::map(host, pid, file, offset, len),
         Some(_) => drm::map(host, file, offset, len),
+    }
+}
+
+/// One descriptor of a file fewer: with the last one all that it is goes.
+pub(super) fn release(host: &SimHost, file: FileId) {
+    let released = host.state().release(file);
+    match released {
+        Some(FileKind::Render(render)) => drm::released(host, file, *render),
+        Some(FileKind::Kfd(pid)) => kfd::released(host, file, pid),
+        None => {}
     }
 }
 

@@ -15,9 +15,8 @@ use nix::{
 
 use super::{
     caller::{Call, CallerMemory, Credentials, Inode, Slot, UserMemory},
-    dispatch, drm,
-    host::{FileId, FileKind, SimHost, inode},
-    kfd,
+    dispatch,
+    host::{FileId, SimHost, inode},
 };
 use crate::device::{DeviceFile, DeviceMemory, Driver};
 
@@ -103,7 +102,7 @@ impl DeviceFile for SimFile {
     }
 
     fn map(&self, offset: u64, len: usize) -> nix::Result<DeviceMemory> {
-        dispatch::map(&self.process.host, self.process.pid, self.id, offset, len as u64)
+        dispatch::map(&self.process.host, self.process.pid, self.id, offset, len as u64)?.map()
     }
 }
 
@@ -115,12 +114,7 @@ impl AsFd for SimFile {
 
 impl Drop for SimFile {
     fn drop(&mut self) {
-        let released = self.process.host.state().release(self.id);
-        match released {
-            Some(FileKind::Render(file)) => drm::released(&self.process.host, self.id, *file),
-            Some(FileKind::Kfd(pid)) => kfd::released(&self.process.host, self.id, pid),
-            None => {}
-        }
+        dispatch::release(&self.process.host, self.id);
     }
 }
 

@@ -139,7 +139,6 @@ pub(super) struct GpuState {
 #[derive(Debug)]
 struct OpenFile {
     kind: FileKind,
-    inode: Inode,
     references: u32,
 }
 
@@ -356,10 +355,14 @@ impl State {
         let fd = memfd_create(name, MFdFlags::MFD_CLOEXEC)?;
         let id = FileId(self.next_file);
         self.next_file += 1;
-        let inode = inode(&fd)?;
-        self.inodes.insert(inode, id);
-        self.files.insert(id, OpenFile { kind, inode, references: 1 });
+        self.inodes.insert(inode(&fd)?, id);
+        self.files.insert(id, OpenFile { kind, references: 1 });
         Ok((id, fd))
+    }
+
+    /// A descriptor in the hands of another process is of this open file.
+    pub(super) fn also_known_as(&mut self, id: FileId, inode: Inode) {
+        self.inodes.insert(inode, id);
     }
 
     /// Another reference to an open file, by a descriptor of it.
@@ -384,7 +387,7 @@ impl State {
             return None;
         }
         let file = self.files.remove(&id)?;
-        self.inodes.remove(&file.inode);
+        self.inodes.retain(|_, known| *known != id);
         Some(file.kind)
     }
 

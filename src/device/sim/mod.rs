@@ -9,6 +9,7 @@
 //! ```text
 //!  door       in this process: arguments are copied in and out, memory of the caller is reached by
 //!             address, descriptors are real ones (a memfd each, known by its inode)
+//!  daemon     the same for callers in other processes, which come through a socket
 //!  dispatch   number → handler; the fault plan has its say first
 //!  drm, kfd   the handlers
 //!  vm, object GPU address spaces and what is mapped in them
@@ -28,6 +29,7 @@
 mod app;
 mod arena;
 mod caller;
+mod daemon;
 mod dispatch;
 mod dma_buf;
 mod door;
@@ -49,6 +51,7 @@ mod vm;
 
 pub use app::{ADDRESSES_END, AppBo, AppQueue, Application, BoPlan};
 pub use caller::Credentials;
+pub use daemon::Daemon;
 pub use door::SimProcess;
 pub use engine::Copied;
 pub use faults::{Fault, Planned};

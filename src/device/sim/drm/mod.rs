@@ -25,16 +25,14 @@ use nix::errno::Errno;
 
 use self::handles::Handles;
 use super::{
+    arena::View,
     caller::Call,
     dispatch::with,
     host::{FileId, FileKind, SimHost},
     object::Object,
     vm::Vm,
 };
-use crate::{
-    abi::{amdgpu, amdgpu::create, drm, request_nr},
-    device::DeviceMemory,
-};
+use crate::abi::{amdgpu, amdgpu::create, drm, request_nr};
 
 mod context;
 mod gem;
@@ -152,12 +150,7 @@ pub(super) fn ioctl(host: &SimHost, call: &mut Call<'_>, argument: &mut [u8]) ->
 
 /// Maps an object by its exact offset: EINVAL where there is none or it is shorter, EACCES where
 /// the file has neither a handle of it nor was granted it.
-pub(super) fn map(
-    host: &SimHost,
-    file: FileId,
-    offset: u64,
-    len: u64,
-) -> nix::Result<DeviceMemory> {
+pub(super) fn map(host: &SimHost, file: FileId, offset: u64, len: u64) -> nix::Result<View> {
     let object = {
         let mut state = host.state();
         let gpu = state.render(file)?.gpu;
@@ -171,7 +164,7 @@ pub(super) fn map(
     };
     let hidden = object.create.domain_flags & create::NO_CPU_ACCESS != 0;
     match object.piece() {
-        Some(piece) if !hidden => piece.map(0, len),
+        Some(piece) if !hidden => Ok(piece.view(0, len)),
         _ => Err(Errno::EPERM),
     }
 }

@@ -4,14 +4,14 @@ use nix::errno::Errno;
 
 use super::{
     super::{
-        arena::Piece,
+        arena::{Piece, View},
         host::{FileId, FileKind, SimHost},
     },
     event,
     memory::DOORBELL_SLICE,
     process::Device,
 };
-use crate::{abi::kfd::mmap, device::DeviceMemory};
+use crate::abi::kfd::mmap;
 
 const PAGE: u64 = 4096;
 
@@ -22,7 +22,7 @@ pub(in super::super) fn map(
     file: FileId,
     offset: u64,
     len: u64,
-) -> nix::Result<DeviceMemory> {
+) -> nix::Result<View> {
     let mut state = host.state();
     if !matches!(state.file(file)?, FileKind::Kfd(owner) if *owner == pid) {
         return Err(Errno::EBADF);
@@ -44,7 +44,7 @@ pub(in super::super) fn map(
             if len > event::PAGE_SIZE {
                 return Err(Errno::EINVAL);
             }
-            process.events.map_kernel_page(len).ok_or(Errno::EINVAL)?.map(0, len)
+            Ok(process.events.map_kernel_page(len).ok_or(Errno::EINVAL)?.view(0, len))
         }
         // Memory that the kernel reserves for APUs.
         _ => Err(Errno::EINVAL),
@@ -57,13 +57,13 @@ fn registers(
     of: impl Fn(&mut Device) -> &mut Option<Piece>,
     size: u64,
     len: u64,
-) -> nix::Result<DeviceMemory> {
+) -> nix::Result<View> {
     if len != size {
         return Err(Errno::EINVAL);
     }
     let piece = of(device);
     match piece {
-        Some(piece) => piece.map(0, len),
-        None => piece.insert(host.shared.gtt.piece(size)?).map(0, len),
+        Some(piece) => Ok(piece.view(0, len)),
+        None => Ok(piece.insert(host.shared.gtt.piece(size)?).view(0, len)),
     }
 }
