@@ -299,8 +299,8 @@ fn arrives(compression: Compression, stages: StageThreads, memory: Memory) {
     assert!(fate.committed.load(Ordering::Acquire));
     let stored: u64 = stats.iter().map(|shard| shard.bytes).sum();
     assert_eq!(stored, fate.shards.iter().map(|s| s.lock().unwrap().len() as u64).sum::<u64>());
-    if compression != Compression::None {
-        assert!(stored < raw_bytes * 6 / 10, "text is compressed, zeros are not sent: {stored}");
+    if compression == Compression::Lz4 {
+        assert!(stored < raw_bytes * 4 / 10, "a third is noise, the rest shrinks: {stored}");
     }
     let got = fate.read().unwrap();
     for (n, bytes) in files {
