@@ -19,6 +19,7 @@ use crate::{
 };
 
 mod failures;
+mod large;
 mod round_trip;
 
 /// Fails when told to.
