@@ -255,7 +255,7 @@ mod tests {
     }
 
     fn wait(work: Vec<(u32, Work<Given>)>) -> Result<Vec<GpuStats>, GpuError<Given>> {
-        Workers::start(work, Duration::from_secs(5)).unwrap().wait(&mut || Ok(()))
+        Workers::start(work, Duration::from_secs(5))?.wait(&mut || Ok(()))
     }
 
     #[test]

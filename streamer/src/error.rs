@@ -5,6 +5,8 @@
 
 use std::{fmt, io};
 
+use vramstream::{device::DeviceError, gpu::GpuError};
+
 use crate::format::{FormatError, ImageError, NameError};
 
 /// What a fallible function of this crate returns.
@@ -118,12 +120,27 @@ pub enum Error {
     /// Something changed that nothing changes.
     #[error("{0}: the memory of this machine is faulty")]
     Faulty(&'static str),
+    /// A GPU, or its contents.
+    #[error("the contents of the GPUs could not be moved")]
+    Gpu(#[source] Box<GpuError<Error>>),
+    /// A device, or the state of its process.
+    #[error("the state of the GPU process could not be moved")]
+    Device(#[from] DeviceError),
     /// Something else failed first, elsewhere: that is the error to report.
     #[error("given up, because something else has failed")]
     GivenUp,
     /// A thread of ours panicked: a bug.
     #[error("internal error: the {0} thread panicked; please report this")]
     Panicked(String),
+}
+
+impl From<GpuError<Error>> for Error {
+    fn from(error: GpuError<Error>) -> Self {
+        match error {
+            GpuError::Other(error) => error,
+            error => Error::Gpu(Box::new(error)),
+        }
+    }
 }
 
 impl Error {

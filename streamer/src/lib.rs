@@ -46,12 +46,15 @@ pub mod payload;
 mod poller;
 pub mod progress;
 pub mod proto;
+pub mod rig;
 pub mod seekable;
+pub mod selftest;
 pub mod serve;
 pub mod signals;
 pub mod store;
 pub mod transport;
 pub mod verify;
+pub mod vram;
 
 pub use error::{Error, Result};
 

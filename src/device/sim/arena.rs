@@ -3,21 +3,35 @@
 //! An [`Arena`] is a sparse memory file that only grows at its end; a [`Piece`] is a range of it
 //! that is given back to the machine when dropped. How much of it counts as used is the business of
 //! whoever models a GPU's VRAM.
+//!
+//! What was never written is a hole in the file. A piece can say where its holes are, and remembers
+//! where it has none, since to ask the file costs more than to copy a few pages.
 
 use std::{
     fs::File,
-    os::fd::{AsFd, BorrowedFd},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use nix::{
     errno::Errno,
     fcntl::{FallocateFlags, fallocate},
+    libc,
     sys::memfd::{MFdFlags, memfd_create},
     unistd::{Whence, ftruncate, lseek64},
 };
 
 use crate::device::DeviceMemory;
+
+/// Between two pieces there is a page that is never written, so that a search for the next hole does
+/// not go on into the next piece.
+const GAP: u64 = 4096;
+
+/// The unit in which a piece remembers that all of it was written.
+const BLOCK: u64 = 64 << 10;
 
 /// A sparse memory file.
 #[derive(Debug)]
@@ -37,11 +51,18 @@ impl Arena {
         // The lock is held while the file grows, so that it never becomes shorter.
         let mut last = self.end.lock().unwrap_or_else(PoisonError::into_inner);
         let start = *last;
-        let end = start.checked_add(len).ok_or(Errno::ENOMEM)?;
+        let end = start.checked_add(len).and_then(|end| end.checked_add(GAP));
+        let end = end.ok_or(Errno::ENOMEM)?;
         let signed = i64::try_from(end).map_err(|_| Errno::ENOMEM)?;
         ftruncate(&self.file, signed)?;
         *last = end;
-        Ok(Piece { arena: Arc::clone(self), start, len, memory: OnceLock::new() })
+        Ok(Piece {
+            arena: Arc::clone(self),
+            start,
+            len,
+            memory: OnceLock::new(),
+            written: OnceLock::new(),
+        })
     }
 }
 
@@ -52,6 +73,8 @@ pub(super) struct Piece {
     start: u64,
     len: u64,
     memory: OnceLock<DeviceMemory>,
+    /// A bit for each block all of which was written. (Pages do not become holes again.)
+    written: OnceLock<Box<[AtomicU64]>>,
 }
 
 impl Piece {
@@ -86,13 +109,74 @@ impl Piece {
 
     /// What a range of at least one byte begins with.
     pub(super) fn extent(&self, offset: u64, len: u64) -> nix::Result<Extent> {
+        let known = self.known(offset, offset + len);
+        if known > offset {
+            return Ok(Extent::Data(len.min(known - offset)));
+        }
         let start = self.start + offset;
         let data = self.seek(start, Whence::SeekData)?.map_or(len, |data| data - start);
         if data > 0 {
             return Ok(Extent::Hole(data.min(len)));
         }
-        let hole = self.seek(start, Whence::SeekHole)?.map_or(len, |hole| hole - start);
-        Ok(Extent::Data(hole.clamp(1, len)))
+        let hole = self.seek(start, Whence::SeekHole)?.map_or(len, |hole| hole - start).max(1);
+        self.remember(offset, (offset + hole).min(self.len));
+        Ok(Extent::Data(hole.min(len)))
+    }
+
+    /// Copies to a range through the file, which costs less than through a mapping where there is
+    /// no memory yet.
+    ///
+    /// # Safety
+    ///
+    /// `from` has `len` bytes.
+    pub(super) unsafe fn write_file(
+        &self,
+        offset: u64,
+        from: *const u8,
+        len: usize,
+    ) -> nix::Result<()> {
+        let mut done = 0;
+        while done < len {
+            let at = i64::try_from(self.start + offset + done as u64).map_err(|_| Errno::EINVAL)?;
+            // SAFETY: there are more than `done` bytes.
+            let next = unsafe { from.add(done) };
+            let fd = self.arena.file.as_raw_fd();
+            // SAFETY: `next` has the rest of the bytes.
+            let written = unsafe { libc::pwrite(fd, next.cast(), len - done, at) };
+            done += usize::try_from(Errno::result(written)?).map_err(|_| Errno::EIO)?;
+        }
+        Ok(())
+    }
+
+    /// Up to where it is known that all was written, from an offset on.
+    fn known(&self, offset: u64, end: u64) -> u64 {
+        let Some(written) = self.written.get() else { return offset };
+        let mut block = offset / BLOCK;
+        while block * BLOCK < end {
+            let bit = usize::try_from(block / 64).ok().and_then(|index| written.get(index));
+            if bit.is_none_or(|bits| bits.load(Ordering::Relaxed) & 1 << (block % 64) == 0) {
+                break;
+            }
+            block += 1;
+        }
+        (block * BLOCK).clamp(offset, end)
+    }
+
+    /// All of a range was written.
+    fn remember(&self, offset: u64, end: u64) {
+        let first = offset.div_ceil(BLOCK);
+        // The last block may be short.
+        let last = if end == self.len { end.div_ceil(BLOCK) } else { end / BLOCK };
+        if first >= last {
+            return;
+        }
+        let words = usize::try_from(self.len.div_ceil(BLOCK * 64)).unwrap_or(0);
+        let written = self.written.get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
+        for block in first..last {
+            if let Some(bits) = usize::try_from(block / 64).ok().and_then(|at| written.get(at)) {
+                bits.fetch_or(1 << (block % 64), Ordering::Relaxed);
+            }
+        }
     }
 
     /// Where there is data, or a hole, from a place on.
@@ -171,7 +255,40 @@ mod tests {
         piece.memory().unwrap().write(0, b"x");
         let start = piece.start;
         drop(piece);
-        let again = Piece { arena: Arc::clone(&arena), start, len: 4096, memory: OnceLock::new() };
+        let again = Piece {
+            arena: Arc::clone(&arena),
+            start,
+            len: 4096,
+            memory: OnceLock::new(),
+            written: OnceLock::new(),
+        };
         assert!(again.is_hole(0, 4096));
+    }
+
+    #[test]
+    fn what_was_written_is_found_and_remembered() {
+        let arena = Arena::new("vram").unwrap();
+        let (piece, _next) = (arena.piece(5 * BLOCK + 4096).unwrap(), arena.piece(4096).unwrap());
+        let ones = vec![1; 2 * BLOCK as usize];
+        piece.memory().unwrap().write(4096, &ones);
+        // SAFETY: there are so many ones.
+        unsafe { piece.write_file(5 * BLOCK, ones.as_ptr(), 4096) }.unwrap();
+        for _ in 0..2 {
+            assert_eq!(piece.extent(0, 8 * BLOCK), Ok(Extent::Hole(4096)));
+            assert_eq!(piece.extent(5000, 10), Ok(Extent::Data(10)));
+            assert_eq!(piece.extent(BLOCK, 3), Ok(Extent::Data(3)));
+            assert_eq!(piece.extent(2 * BLOCK, BLOCK), Ok(Extent::Data(4096)));
+            assert_eq!(
+                piece.extent(2 * BLOCK + 4096, 9 * BLOCK),
+                Ok(Extent::Hole(3 * BLOCK - 4096))
+            );
+            assert_eq!(piece.extent(5 * BLOCK, 4096), Ok(Extent::Data(4096)));
+        }
+        assert_eq!(piece.known(0, 6 * BLOCK), 0);
+        assert_eq!(piece.known(BLOCK + 5, 2 * BLOCK), 2 * BLOCK);
+        assert_eq!(piece.known(5 * BLOCK, 5 * BLOCK + 4096), 5 * BLOCK + 4096);
+        let mut byte = [0];
+        piece.memory().unwrap().read(5 * BLOCK as usize + 4095, &mut byte);
+        assert_eq!(byte, [1]);
     }
 }

@@ -286,6 +286,10 @@ impl SimHost {
         let mmap_offset = offsets.next_mmap_offset;
         offsets.next_mmap_offset += size;
         let object = Arc::new(Object { gpu, size, store, create, mmap_offset });
+        // Now and then, or it would cost the square of how many there are.
+        if offsets.mmap.len().is_power_of_two() {
+            offsets.mmap.retain(|_, object| object.strong_count() > 0);
+        }
         offsets.mmap.insert(mmap_offset, Arc::downgrade(&object));
         Ok(object)
     }

@@ -20,7 +20,7 @@ use crate::{
     format::{ChunkHeader, Codec, Manifest},
 };
 
-/// The most bytes that a sink is asked to take at once. A record may have up to 4 GiB; the original
+/// The most bytes that any sink is asked to take at once. A record may have up to 4 GiB; the original
 /// program writes at most 256 KiB.
 const PIECE_BYTES: u32 = 1 << 20;
 
@@ -148,8 +148,11 @@ impl<S: ImageSink> Reader<S> {
         zeros: &mut ZeroChecksums,
         (file, mut offset, mut left): (u32, u64, u32),
     ) -> Result<()> {
+        let most =
+            lane.piece_bytes().map_or(u32::MAX, |bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
+        let most = most.clamp(1, PIECE_BYTES);
         while left > 0 {
-            let raw_len = left.min(PIECE_BYTES);
+            let raw_len = left.min(most);
             let payload = lane.payload(raw_len as usize)?;
             if shard.fill(payload)? > 0 {
                 return Err(invalid(shard)(MarkerError::Truncated("a payload")));

@@ -41,12 +41,28 @@ pub trait ImageSink: Send + Sync + 'static {
 }
 
 /// Takes chunks on one thread.
+///
+/// Most lanes take chunks whole, as they are in the shards. One with little memory takes
+/// [pieces](Self::piece_bytes); one that hands its memory on (the chunk of a ring, say) lends it in
+/// [`payload`](Self::payload) and sends it away in [`chunk`](Self::chunk), without a copy.
 pub trait Lane: Send {
+    /// The most bytes that it takes at a time, if it cannot take every chunk whole.
+    ///
+    /// What is larger then comes in pieces, and each piece looks like a raw chunk of its own: its
+    /// memory is asked for, filled and handed over before the next is asked for. Compressed chunks
+    /// are decompressed first, so that none comes with a `decompressed`; zero chunks come as they
+    /// are. The pieces of a raw chunk come before its checksum could be verified: a mismatch is
+    /// found after the last of them and fails the image.
+    fn piece_bytes(&self) -> Option<usize> {
+        None
+    }
+
     /// Memory for the payload of the next chunk: exactly `len` bytes. The chunk may turn out to be
-    /// zero and then does not use it.
+    /// zero and then does not use it: a lane whose memory others wait for takes it back then. What
+    /// fills it is on its way already, and waits for no other lane.
     fn payload(&mut self, len: usize) -> Result<&mut [u8]>;
 
-    /// Takes a chunk whose checksum was verified. Its payload is in the memory that
+    /// Takes a chunk whose checksum was verified, or a piece of one. Its payload is in the memory that
     /// [`payload`](Self::payload) gave last; `decompressed` has the raw bytes where the payload is
     /// compressed. A zero chunk comes without either.
     fn chunk(&mut self, header: &ChunkHeader, decompressed: Option<&[u8]>) -> Result<()>;

@@ -10,6 +10,10 @@ use crate::{
     format::{Assembly, ChunkHeader, Codec, Event, FormatError, Manifest, ShardDecoder},
 };
 
+mod pieces;
+
+use pieces::Scratch;
+
 /// Reads the shards of one image.
 pub(super) struct Reader<S> {
     sink: Arc<S>,
@@ -27,7 +31,7 @@ impl<S: ImageSink> Reader<S> {
         let worker = Worker {
             image: self,
             number: None,
-            scratch: Vec::new(),
+            scratch: Scratch::default(),
             zeros: ZeroChecksums::default(),
         };
         worker.read(shard)
@@ -48,8 +52,8 @@ impl<S: ImageSink> Reader<S> {
 struct Worker<'a, S> {
     image: &'a Reader<S>,
     number: Option<u32>,
-    /// Raw bytes of a compressed chunk.
-    scratch: Vec<u8>,
+    /// For compressed chunks.
+    scratch: Scratch,
     zeros: ZeroChecksums,
 }
 
@@ -100,6 +104,7 @@ impl<S: ImageSink> Worker<'_, S> {
         Ok(())
     }
 
+    /// Takes a chunk: its frame's header was read, and `end` is where its payload ends.
     fn chunk(
         &mut self,
         shard: &mut Shard,
@@ -107,37 +112,65 @@ impl<S: ImageSink> Worker<'_, S> {
         lane: &mut S::Lane,
         end: u64,
     ) -> Result<()> {
-        let damaged = |shard: &Shard, image: &Reader<S>| Error::Payload {
-            shard: shard.describe().to_owned(),
-            file: image.assembly().name(chunk.file).map(ToString::to_string).unwrap_or_default(),
-            offset: chunk.offset,
-        };
-        if chunk.codec == Codec::Zero {
-            if self.zeros.of(chunk.raw_len) != chunk.crc {
-                return Err(damaged(shard, self.image));
+        let good = match (chunk.codec, lane.piece_bytes()) {
+            (Codec::Zero, _) => {
+                let good = self.zeros.of(chunk.raw_len) == chunk.crc;
+                if good {
+                    lane.chunk(chunk, None)?;
+                }
+                good
             }
-            return lane.chunk(chunk, None);
+            (Codec::Raw | Codec::Lz4, None) => self.whole(shard, chunk, lane, end)?,
+            (Codec::Raw, Some(piece)) => pieces::raw(shard, chunk, lane, end, piece)?,
+            (Codec::Lz4, Some(piece)) => {
+                pieces::lz4(shard, chunk, lane, end, piece, &mut self.scratch)?
+            }
+        };
+        if good {
+            return Ok(());
         }
+        let image = self.image.assembly();
+        Err(Error::Payload {
+            shard: shard.describe().to_owned(),
+            file: image.name(chunk.file).map(ToString::to_string).unwrap_or_default(),
+            offset: chunk.offset,
+        })
+    }
+
+    /// Takes a chunk as it is; whether it is what was dumped.
+    fn whole(
+        &mut self,
+        shard: &mut Shard,
+        chunk: &ChunkHeader,
+        lane: &mut S::Lane,
+        end: u64,
+    ) -> Result<bool> {
         let payload = lane.payload(chunk.stored_len as usize)?;
-        let missing = shard.fill(payload)?;
-        if missing > 0 {
-            let at = end - missing as u64;
-            let what = "the payload of a chunk";
-            return Err(Error::shard(shard.describe())(FormatError::Truncated { what, at }));
-        }
+        fill(shard, payload, end)?;
         let raw = match chunk.codec {
             Codec::Lz4 => {
-                self.scratch.resize(chunk.raw_len as usize, 0);
-                if !stage::decompress_lz4(payload, &mut self.scratch) {
-                    return Err(damaged(shard, self.image));
+                let raw = self.scratch.raw(chunk.raw_len as usize);
+                if !stage::decompress_lz4(payload, raw) {
+                    return Ok(false);
                 }
-                Some(&self.scratch[..])
+                Some(&*raw)
             }
             Codec::Raw | Codec::Zero => None,
         };
         if Crc32::of(raw.unwrap_or(payload)).value != chunk.crc {
-            return Err(damaged(shard, self.image));
+            return Ok(false);
         }
-        lane.chunk(chunk, raw)
+        lane.chunk(chunk, raw)?;
+        Ok(true)
     }
+}
+
+/// Reads a payload, or a part of one, that ends at `end`.
+fn fill(shard: &mut Shard, payload: &mut [u8], end: u64) -> Result<()> {
+    let missing = shard.fill(payload)?;
+    if missing == 0 {
+        return Ok(());
+    }
+    let (what, at) = ("the payload of a chunk", end - missing as u64);
+    Err(Error::shard(shard.describe())(FormatError::Truncated { what, at }))
 }

@@ -44,6 +44,8 @@ pub enum Command {
     Verify(SourceArg),
     /// Show what is in an image
     Inspect(SourceArg),
+    /// Move a simulated GPU process between simulated machines, and compare every byte
+    Selftest,
     /// CRIU's --action-script: hold the dump until the capture has committed
     CommitGate,
 }

@@ -18,6 +18,7 @@ use crate::{
     limits,
     progress::Progress,
     seekable::SeekableImage,
+    selftest,
     serve::{self, ImageFiles, MemoryFiles, SeekableFiles},
     signals::Signals,
     store::MemoryStore,
@@ -186,6 +187,20 @@ pub(super) fn verify(image: Option<PathBuf>, options: Options, progress: &Progre
         println!("complete and intact: {files} files, {raw_bytes} bytes");
     }
     progress.finished(files, raw_bytes);
+    Ok(())
+}
+
+pub(super) fn selftest(options: &Options) -> Result<()> {
+    let signals = Signals::take()?;
+    let report = selftest::selftest(&signals)?;
+    if options.json {
+        println!("{}", serde_json::to_string(&report).unwrap_or_default());
+    } else if !options.quiet {
+        let selftest::Report { gpus, bos, bytes, sent_bytes, stopped_ms } = report;
+        println!(
+            "ok: a process on {gpus} simulated GPUs, {bos} BOs, was moved over TCP to {gpus} others\n             {bytes} bytes compared, all the same; {sent_bytes} bytes sent; stopped for {stopped_ms} ms"
+        );
+    }
     Ok(())
 }
 

@@ -67,6 +67,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Receive(_) => "receive",
         Command::Verify(_) => "verify",
         Command::Inspect(_) => "inspect",
+        Command::Selftest => "selftest",
         Command::CommitGate => return commit_gate(cli.options.images_dir.as_deref()),
     };
     refuse_misplaced(command, &cli.options)?;
@@ -78,6 +79,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Receive(receive) => commands::receive(receive, cli.options, &progress),
         Command::Verify(source) => commands::verify(source.image, cli.options, &progress),
         Command::Inspect(source) => commands::inspect(source.image, cli.options, &progress),
+        Command::Selftest => commands::selftest(&cli.options),
         Command::CommitGate => Ok(()),
     };
     if let Err(error) = &outcome {

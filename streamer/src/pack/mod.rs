@@ -92,7 +92,7 @@ pub enum StageThreads {
 }
 
 /// What a whole image consists of.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Totals {
     /// Files that count.
     pub files: u32,

@@ -21,10 +21,12 @@
 mod feed;
 mod name;
 mod sink;
+mod transfer;
 
 pub use feed::VramFeed;
 pub use name::PagesFile;
 pub use sink::VramSink;
+pub use transfer::{Moved, Options, dump, restore};
 
 /// Bytes of the size in front of the contents.
 pub const SIZE_BYTES: u64 = 8;

@@ -2,10 +2,7 @@
 
 use std::fmt;
 
-use crate::{
-    error::Result,
-    format::FileName,
-};
+use crate::{error::Result, format::FileName};
 
 /// The file with the contents of one GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,12 +16,9 @@ pub struct PagesFile {
 impl PagesFile {
     /// What a name says, if it is one of such a file.
     pub fn parse(name: &str) -> Option<Self> {
-        let (id, gpu) = name
-            .strip_prefix("amdgpu-pages-")?
-            .strip_suffix(".img")?
-            .split_once('-')?;
-        let file =
-            PagesFile { id: id.parse().ok()?, gpu_id: u32::from_str_radix(gpu, 16).ok()? };
+        let (id, gpu) =
+            name.strip_prefix("amdgpu-pages-")?.strip_suffix(".img")?.split_once('-')?;
+        let file = PagesFile { id: id.parse().ok()?, gpu_id: u32::from_str_radix(gpu, 16).ok()? };
         // One way to write each name.
         (file.to_string() == name).then_some(file)
     }

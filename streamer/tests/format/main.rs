@@ -10,5 +10,6 @@ mod hostile;
 mod inspection;
 mod markers;
 mod native_image;
+mod pieces;
 mod round_trip;
 mod support;

@@ -62,7 +62,7 @@ impl Image {
 }
 
 /// Three shards; two files side by side, one of them large and partly zero, and an empty one.
-fn sample() -> (Vec<Vec<u8>>, Files) {
+pub(crate) fn sample() -> (Vec<Vec<u8>>, Files) {
     let [a, b, c] = ["core-1.img", "pages-1.img", "empty.img"].map(name);
     let mut pages = noise(300_000, 5);
     pages[100_000..200_000].fill(0);

@@ -1,7 +1,9 @@
 //! Writes native images step by step, as a capture would, into memory.
 
 use bytes::BytesMut;
-use vramstream::stage::{AutoCompress, Compression, Crc32, Lz4Table, crc32_of_zeros, is_zero};
+use vramstream::stage::{
+    AutoCompress, Compression, Crc32, Lz4Table, crc32_of_zeros, is_zero, lz4_bound,
+};
 use vramstream_streamer::format::{
     ChunkHeader, Codec, FileEnd, FileName, ImageEnd, ImageId, Prologue, ShardEncoder,
 };
@@ -40,7 +42,7 @@ impl NativeImage {
         compression: Compression,
         align: Option<u32>,
     ) {
-        let mut packed = vec![0; bytes.len()];
+        let mut packed = vec![0; lz4_bound(bytes.len())];
         let packed_len = AutoCompress::default().compress(
             compression,
             bytes,

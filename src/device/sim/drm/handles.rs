@@ -29,11 +29,15 @@ pub(super) enum User {
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     by_number: BTreeMap<u32, Handle>,
-    by_object: HashMap<*const Object, u32>,
+    by_object: HashMap<Key, u32>,
 }
 
-// SAFETY: the pointers are only compared; the objects that they point to are in the other map.
-unsafe impl Send for Handles {}
+/// What tells objects apart: the GPU, and the place in its mmap space.
+type Key = (usize, u64);
+
+fn key(object: &Object) -> Key {
+    (object.gpu, object.mmap_offset)
+}
 
 impl Handles {
     /// The handle of an object, which it had before or has now.
@@ -54,7 +58,7 @@ impl Handles {
                 number += 1;
             }
         }
-        self.by_object.insert(Arc::as_ptr(&object), number);
+        self.by_object.insert(key(&object), number);
         self.by_number.insert(number, Handle { object, user });
         number
     }
@@ -69,12 +73,12 @@ impl Handles {
 
     /// The handle of an object.
     pub(super) fn of(&self, object: &Arc<Object>) -> Option<u32> {
-        self.by_object.get(&Arc::as_ptr(object)).copied()
+        self.by_object.get(&key(object)).copied()
     }
 
     pub(super) fn remove(&mut self, number: u32) -> Option<Handle> {
         let handle = self.by_number.remove(&number)?;
-        self.by_object.remove(&Arc::as_ptr(&handle.object));
+        self.by_object.remove(&key(&handle.object));
         Some(handle)
     }
 

@@ -113,6 +113,10 @@ fn hw_ip_info(host: &SimHost, gpu: usize, info: &Info) -> nix::Result<Vec<u8>> {
         (ip.hw_ip_version_major, ip.hw_ip_version_minor) = profile.sdma_version;
         ip.ib_start_alignment = 256;
         ip.ib_size_alignment = 4;
+        // (MI300 has the third revision of its engines' version.)
+        let revision = if profile.name == "gfx942" { 2 } else { 0 };
+        let (major, minor) = profile.sdma_version;
+        ip.ip_discovery_version = major << 16 | minor << 8 | revision;
         // Two rings at most, however many engines are behind them.
         ip.available_rings = (1 << profile.sdma_engines.min(2)) - 1;
     }

@@ -105,18 +105,25 @@ pub(super) fn fill(to: &Object, offset: u64, len: u64, pattern: &[u8]) -> nix::R
 }
 
 fn put(source: End<'_>, target: End<'_>, len: usize) -> nix::Result<()> {
-    match (pointer(source)?, pointer(target)?) {
-        (Ok(from), Ok(to)) => {
+    let remote = match (pointer(source)?, target) {
+        (Ok(from), End::Piece(piece, offset)) => return put_in_piece(from, piece, offset, len),
+        (Ok(from), End::Here(to)) => {
             // SAFETY: both have so many bytes: pieces were checked by `End::of`, and who made a
             // userptr BO said that a device may use its memory. They may overlap.
             unsafe { std::ptr::copy(from, to, len) };
-            Ok(())
+            return Ok(());
         }
         // SAFETY: as above.
-        (Ok(from), Err((memory, address))) => unsafe { memory.write(address, from, len) },
+        (Ok(from), End::There(memory, address)) => unsafe {
+            return memory.write(address, from, len);
+        },
+        (Err(remote), _) => remote,
+    };
+    let (from, from_address) = remote;
+    match pointer(target)? {
         // SAFETY: as above.
-        (Err((memory, address)), Ok(to)) => unsafe { memory.read(address, to, len) },
-        (Err((from, from_address)), Err((to, to_address))) => {
+        Ok(to) => unsafe { from.read(from_address, to, len) },
+        Err((to, to_address)) => {
             let mut bounce = vec![0; BOUNCE.min(len)];
             let mut done = 0;
             while done < len {
@@ -131,6 +138,28 @@ fn put(source: End<'_>, target: End<'_>, len: usize) -> nix::Result<()> {
             Ok(())
         }
     }
+}
+
+/// Where there is memory already it is written, elsewhere the file is.
+fn put_in_piece(from: *mut u8, piece: &Piece, start: u64, len: usize) -> nix::Result<()> {
+    let mut done = 0;
+    while done < len {
+        let offset = start + done as u64;
+        let (part, hole) = piece.extent(offset, (len - done) as u64)?.parts();
+        let part = index(part)?;
+        // SAFETY: there are `len` bytes (see `put`).
+        let next = unsafe { from.add(done) };
+        if hole {
+            // SAFETY: as above.
+            unsafe { piece.write_file(offset, next, part) }?;
+        } else {
+            let to = at(piece, offset)?;
+            // SAFETY: as above; `End::of` has checked the range of the piece.
+            unsafe { std::ptr::copy(next, to, part) };
+        }
+        done += part;
+    }
+    Ok(())
 }
 
 /// Zeros, but not where there are zeros because nothing was ever written.

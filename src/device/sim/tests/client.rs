@@ -13,7 +13,7 @@ use nix::{
 use crate::{
     abi::{
         Plain, Request,
-        amdgpu::{self, *},
+        amdgpu::*,
         drm::{self, PrimeHandle},
         sdma,
     },
@@ -249,7 +249,7 @@ impl Client {
     /// Waits for the first or for all of several submissions: what the call answers, and which.
     pub(super) fn wait_fences(
         &self,
-        fences: &[amdgpu::Fence],
+        fences: &[Fence],
         all: bool,
         time: u64,
     ) -> Result<(bool, u32), Errno> {
