@@ -78,10 +78,6 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    pub(super) fn len(&self) -> u64 {
-        self.len
-    }
-
     /// The memory, mapped at first use and for the rest of the piece's life.
     pub(super) fn memory(&self) -> nix::Result<&DeviceMemory> {
         if let Some(memory) = self.memory.get() {
@@ -103,6 +99,7 @@ impl Piece {
 
     /// Whether nothing was ever written to a range: it reads as zeros, and reading it through a
     /// mapping would cost memory.
+    #[cfg(test)]
     pub(super) fn is_hole(&self, offset: u64, len: u64) -> bool {
         matches!(self.extent(offset, len), Ok(Extent::Hole(hole)) if hole == len)
     }
@@ -123,18 +120,100 @@ impl Piece {
         Ok(Extent::Data(hole.min(len)))
     }
 
-    /// Copies to a range through the file, which costs less than through a mapping where there is
-    /// no memory yet.
+    /// Copies from a range, without making memory of its holes.
     ///
     /// # Safety
     ///
+    /// The range is inside the piece, and `to` has room for `len` bytes that nobody else uses.
+    pub(super) unsafe fn read(&self, offset: u64, to: *mut u8, len: usize) -> nix::Result<()> {
+        let mut done = 0;
+        while done < len {
+            let (part, hole) = self.part(offset + done as u64, len - done)?;
+            // SAFETY: there is room for more than `done` bytes.
+            let next = unsafe { to.add(done) };
+            if hole {
+                // SAFETY: the part is not longer than what is left.
+                unsafe { next.write_bytes(0, part) };
+            } else {
+                // SAFETY: the range is inside the piece.
+                let from = unsafe { self.at(offset + done as u64) }?;
+                // SAFETY: both have a part more; they may overlap.
+                unsafe { std::ptr::copy(from, next, part) };
+            }
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// Copies to a range: where there is no memory yet through the file, which costs less.
+    ///
+    /// # Safety
+    ///
+    /// The range is inside the piece, and `from` has `len` bytes.
+    pub(super) unsafe fn write(&self, offset: u64, from: *const u8, len: usize) -> nix::Result<()> {
+        let mut done = 0;
+        while done < len {
+            let (part, hole) = self.part(offset + done as u64, len - done)?;
+            // SAFETY: there are more than `done` bytes.
+            let next = unsafe { from.add(done) };
+            if hole {
+                // SAFETY: there is a part more.
+                unsafe { self.write_file(offset + done as u64, next, part) }?;
+            } else {
+                // SAFETY: the range is inside the piece.
+                let to = unsafe { self.at(offset + done as u64) }?;
+                // SAFETY: both have a part more; they may overlap.
+                unsafe { std::ptr::copy(next, to, part) };
+            }
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// Writes zeros to a range where anything else may be.
+    ///
+    /// # Safety
+    ///
+    /// The range is inside the piece.
+    pub(super) unsafe fn clear(&self, offset: u64, len: usize) -> nix::Result<()> {
+        let mut done = 0;
+        while done < len {
+            let (part, hole) = self.part(offset + done as u64, len - done)?;
+            if !hole {
+                // SAFETY: the range is inside the piece.
+                let to = unsafe { self.at(offset + done as u64) }?;
+                // SAFETY: there is a part more.
+                unsafe { to.write_bytes(0, part) };
+            }
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// How long what a range begins with is, and whether it is a hole.
+    fn part(&self, offset: u64, len: usize) -> nix::Result<(usize, bool)> {
+        let (part, hole) = match self.extent(offset, len as u64)? {
+            Extent::Data(part) => (part, false),
+            Extent::Hole(part) => (part, true),
+        };
+        Ok((usize::try_from(part).map_err(|_| Errno::EINVAL)?, hole))
+    }
+
+    /// Where a byte is in memory.
+    ///
+    /// # Safety
+    ///
+    /// The offset is inside the piece.
+    pub(super) unsafe fn at(&self, offset: u64) -> nix::Result<*mut u8> {
+        let offset = usize::try_from(offset).map_err(|_| Errno::EINVAL)?;
+        // SAFETY: the mapping is as long as the piece.
+        Ok(unsafe { self.memory()?.as_ptr().add(offset) })
+    }
+
+    /// # Safety
+    ///
     /// `from` has `len` bytes.
-    pub(super) unsafe fn write_file(
-        &self,
-        offset: u64,
-        from: *const u8,
-        len: usize,
-    ) -> nix::Result<()> {
+    unsafe fn write_file(&self, offset: u64, from: *const u8, len: usize) -> nix::Result<()> {
         let mut done = 0;
         while done < len {
             let at = i64::try_from(self.start + offset + done as u64).map_err(|_| Errno::EINVAL)?;
@@ -269,7 +348,8 @@ mod tests {
     fn what_was_written_is_found_and_remembered() {
         let arena = Arena::new("vram").unwrap();
         let (piece, _next) = (arena.piece(5 * BLOCK + 4096).unwrap(), arena.piece(4096).unwrap());
-        let ones = vec![1; 2 * BLOCK as usize];
+        let block = usize::try_from(BLOCK).unwrap();
+        let ones = vec![1; 2 * block];
         piece.memory().unwrap().write(4096, &ones);
         // SAFETY: there are so many ones.
         unsafe { piece.write_file(5 * BLOCK, ones.as_ptr(), 4096) }.unwrap();
@@ -288,7 +368,7 @@ mod tests {
         assert_eq!(piece.known(BLOCK + 5, 2 * BLOCK), 2 * BLOCK);
         assert_eq!(piece.known(5 * BLOCK, 5 * BLOCK + 4096), 5 * BLOCK + 4096);
         let mut byte = [0];
-        piece.memory().unwrap().read(5 * BLOCK as usize + 4095, &mut byte);
+        piece.memory().unwrap().read(5 * block + 4095, &mut byte);
         assert_eq!(byte, [1]);
     }
 }

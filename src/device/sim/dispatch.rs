@@ -18,15 +18,18 @@ pub(super) fn ioctl(host: &SimHost, call: &mut Call<'_>, argument: &mut [u8]) ->
     if argument.len() != request_size(call.request) {
         return Err(Errno::EFAULT);
     }
-    let gpu = gpu_of(host, call.file)?;
-    let name = match gpu {
-        None => names::of_kfd(call.request),
-        Some(_) => names::of_render(call.request),
+    let owner = match host.state().file(call.file)? {
+        FileKind::Kfd(owner) => Some(*owner),
+        FileKind::Render(_) => None,
     };
-    host.shared.faults.before(name, call.pid, gpu)?;
-    if gpu.is_none() {
+    if let Some(owner) = owner {
+        let gpu_id = names::gpu_id_of(call.request, argument);
+        let gpu = gpu_id.and_then(|gpu_id| host.state().kfd.gpu_of(owner, gpu_id));
+        host.shared.faults.before(names::of_kfd(call.request), call.pid, gpu)?;
         return kfd::ioctl(host, call, argument);
     }
+    let gpu = gpu_of(host, call.file)?;
+    host.shared.faults.before(names::of_render(call.request), call.pid, gpu)?;
     if request_type(call.request) != b'd' {
         return Err(Errno::ENOTTY);
     }

@@ -80,7 +80,8 @@ impl Fault {
         Fault::new(What::VramFull, Some(gpu)).always()
     }
 
-    /// A GPU is gone: ENODEV to all calls on its render node, ECANCELED to its submissions.
+    /// A GPU is gone: ENODEV to all calls on its render node and to those on `/dev/kfd` whose
+    /// argument names it, ECANCELED to its submissions.
     pub fn vanished(gpu: usize) -> Self {
         Fault::new(What::Vanished, Some(gpu)).always()
     }
@@ -110,7 +111,8 @@ impl Fault {
         Fault { pid: Some(pid), ..self }
     }
 
-    /// Only on the render node of this GPU, by its place in the machine.
+    /// Only on the render node of this GPU, by its place in the machine, and in those calls on
+    /// `/dev/kfd` whose argument names it.
     pub fn on_gpu(self, gpu: usize) -> Self {
         Fault { gpu: Some(gpu), ..self }
     }

@@ -4,8 +4,7 @@
 //! `Arc`s, and whoever waits for them waits on a condition of its own.
 
 use std::{
-    collections::{HashMap, HashSet},
-    fmt,
+    collections::HashMap,
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -31,6 +30,7 @@ use super::{
     faults::{Fault, Faults, Planned},
     flight::InFlight,
     kfd::KfdState,
+    log::{Complaint, Log},
     machine::{GpuSpec, Machine},
     object::{Object, Store, Used},
 };
@@ -38,52 +38,6 @@ use crate::abi::amdgpu::GemCreateIn;
 
 /// Where the mmap space of a render node begins.
 const FIRST_MMAP_OFFSET: u64 = 0x1_0000_0000;
-
-/// Something that a caller did and should not have, though the kernel lets it pass.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Complaint {
-    /// The process.
-    pub pid: u32,
-    /// What it did, to what.
-    pub what: String,
-}
-
-impl fmt::Display for Complaint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {}: {}", self.pid, self.what)
-    }
-}
-
-/// What callers did wrong, and who is excused.
-#[derive(Debug, Default)]
-pub(super) struct Log {
-    complaints: Mutex<Vec<Complaint>>,
-    abandoned: Mutex<HashSet<u32>>,
-}
-
-impl Log {
-    pub(super) fn complain(&self, pid: u32, what: impl Into<String>) {
-        let complaint = Complaint { pid, what: what.into() };
-        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).push(complaint);
-    }
-
-    /// Nobody minds what this process leaves behind.
-    pub(super) fn abandon(&self, pid: u32) {
-        self.abandoned.lock().unwrap_or_else(PoisonError::into_inner).insert(pid);
-    }
-
-    pub(super) fn is_abandoned(&self, pid: u32) -> bool {
-        self.abandoned.lock().unwrap_or_else(PoisonError::into_inner).contains(&pid)
-    }
-
-    fn read(&self) -> Vec<Complaint> {
-        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn take(&self) -> Vec<Complaint> {
-        std::mem::take(&mut *self.complaints.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
 
 /// An open file of the simulated machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -243,11 +197,6 @@ impl SimHost {
     /// How many submissions each engine of a GPU has taken.
     pub fn submissions(&self, gpu: usize) -> Vec<u64> {
         self.shared.engines.get(gpu).map_or_else(Vec::new, |engines| engines.executed())
-    }
-
-    /// Whether a GPU has vanished by plan.
-    pub(super) fn is_gone(&self, gpu: usize) -> bool {
-        self.shared.faults.vanished(gpu)
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {

@@ -45,6 +45,36 @@ pub(super) fn of_kfd(number: u32) -> &'static str {
     find(KFD, number).unwrap_or("unknown")
 }
 
+/// The GPU that a request to `/dev/kfd` is about, as its argument calls it: by its id, or in the
+/// upper half of a handle.
+pub(super) fn gpu_id_of(number: u32, argument: &[u8]) -> Option<u32> {
+    macro_rules! offsets {
+        ($($request:ident $kind:ident.$field:ident + $more:literal;)*) => {
+            &[$((
+                request_nr(kfd::$request.number()),
+                std::mem::offset_of!(kfd::$kind, $field) + $more,
+            ),)*]
+        };
+    }
+    let offsets: &[(u32, usize)] = offsets! {
+        CREATE_QUEUE CreateQueue.gpu_id + 0;
+        SET_MEMORY_POLICY SetMemoryPolicy.gpu_id + 0;
+        GET_CLOCK_COUNTERS GetClockCounters.gpu_id + 0;
+        SET_TRAP_HANDLER SetTrapHandler.gpu_id + 0;
+        ACQUIRE_VM AcquireVm.gpu_id + 0;
+        ALLOC_MEMORY_OF_GPU AllocMemoryOfGpu.gpu_id + 0;
+        IMPORT_DMABUF ImportDmabuf.gpu_id + 0;
+        AVAILABLE_MEMORY AvailableMemory.gpu_id + 0;
+        FREE_MEMORY_OF_GPU FreeMemoryOfGpu.handle + 4;
+        MAP_MEMORY_TO_GPU MapMemoryToGpu.handle + 4;
+        UNMAP_MEMORY_FROM_GPU UnmapMemoryFromGpu.handle + 4;
+        EXPORT_DMABUF ExportDmabuf.handle + 4;
+    };
+    let (_, offset) = offsets.iter().find(|(nr, _)| *nr == request_nr(number))?;
+    let bytes = argument.get(*offset..)?.first_chunk()?;
+    Some(u32::from_le_bytes(*bytes))
+}
+
 /// Whether anything is called this.
 pub(super) fn exists(name: &str) -> bool {
     let mut all = RENDER.iter().chain(KFD).map(|(_, known)| *known).chain([OPEN, MMAP]);
@@ -56,11 +86,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn old_and_new_numbers_have_one_name() {
+    fn old_and_new_numbers_have_one_name_and_arguments_name_their_gpu() {
         assert_eq!(of_render(amdgpu::GEM_VA.number()), "GEM_VA");
         assert_eq!(of_render(amdgpu::GEM_VA_OLD), "GEM_VA");
         assert_eq!(of_kfd(kfd::CRIU_OP.number()), "CRIU_OP");
         assert_eq!(of_kfd(0xff), "unknown");
+        let mut argument = [0; 24];
+        argument[4..8].copy_from_slice(&7_u32.to_le_bytes());
+        assert_eq!(gpu_id_of(kfd::MAP_MEMORY_TO_GPU.number(), &argument), Some(7));
+        assert_eq!(gpu_id_of(kfd::IMPORT_DMABUF.number(), &argument), Some(0));
+        assert_eq!(gpu_id_of(kfd::CRIU_OP.number(), &argument), None);
         assert!(exists("open") && exists("CTX") && !exists("ctx"));
     }
 }

@@ -14,7 +14,7 @@ use crate::abi::amdgpu::GemCreateIn;
 #[derive(Debug)]
 pub(super) enum Store {
     /// In the GPU's own memory. The bytes count as used there until the object is gone.
-    Vram(Piece, Used),
+    Vram(Piece, #[allow(dead_code)] Used), // (held, not read)
     /// In memory of the host that the GPU can reach.
     Gtt(Piece),
     /// In memory of a process, by its address there.
@@ -47,18 +47,8 @@ impl Object {
         self.check(offset, len)?;
         match &self.store {
             Store::Vram(piece, _) | Store::Gtt(piece) | Store::Registers(piece) => {
-                if piece.is_hole(offset, len as u64) {
-                    // SAFETY: the caller says that there is room.
-                    unsafe { to.write_bytes(0, len) };
-                    return Ok(());
-                }
-                let from = piece.memory()?.as_ptr();
-                // SAFETY: the range is inside the piece (just checked).
-                let from = unsafe { from.add(index(offset)?) };
-                // SAFETY: both ranges are valid; they may overlap where a caller copies an object
-                // onto itself.
-                unsafe { std::ptr::copy(from, to, len) };
-                Ok(())
+                // SAFETY: the range is inside the piece (just checked), and there is room.
+                unsafe { piece.read(offset, to, len) }
             }
             // SAFETY: the caller says that there is room.
             Store::User { memory, address, .. } => unsafe {
@@ -76,12 +66,8 @@ impl Object {
         self.check(offset, len)?;
         match &self.store {
             Store::Vram(piece, _) | Store::Gtt(piece) | Store::Registers(piece) => {
-                let to = piece.memory()?.as_ptr();
-                // SAFETY: the range is inside the piece (just checked).
-                let to = unsafe { to.add(index(offset)?) };
-                // SAFETY: as in `read`.
-                unsafe { std::ptr::copy(from, to, len) };
-                Ok(())
+                // SAFETY: the range is inside the piece (just checked), and so many bytes are there.
+                unsafe { piece.write(offset, from, len) }
             }
             // SAFETY: the caller says that there are so many bytes.
             Store::User { memory, address, .. } => unsafe {
@@ -124,10 +110,6 @@ impl Object {
             Store::User { .. } => None,
         }
     }
-}
-
-fn index(offset: u64) -> nix::Result<usize> {
-    usize::try_from(offset).map_err(|_| Errno::EINVAL)
 }
 
 /// A share of a GPU's VRAM, given back when dropped.

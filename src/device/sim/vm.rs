@@ -37,14 +37,6 @@ impl Mapped {
     }
 }
 
-/// Bytes that an address range stands for.
-#[derive(Debug)]
-pub(super) struct Segment {
-    pub object: Arc<Object>,
-    pub offset: u64,
-    pub len: u64,
-}
-
 /// An address space.
 #[derive(Debug, Default)]
 pub(super) struct Vm {
@@ -113,23 +105,6 @@ impl Vm {
                 self.mapped.insert(start, Mapped { len: va - start, ..old });
             }
         }
-    }
-
-    /// The bytes at `va`, object by object; `None` where the engine would fault.
-    pub(super) fn resolve(&self, mut va: u64, mut len: u64) -> Option<Vec<Segment>> {
-        let mut segments = Vec::with_capacity(1);
-        while len > 0 {
-            let (mapped, skip) = self.lookup(va)?;
-            let piece = len.min(mapped.len - skip);
-            segments.push(Segment {
-                object: Arc::clone(&mapped.object),
-                offset: mapped.offset + skip,
-                len: piece,
-            });
-            va += piece;
-            len -= piece;
-        }
-        Some(segments)
     }
 }
 

@@ -36,6 +36,8 @@ use super::host::SimHost;
 
 mod connection;
 mod remote;
+#[cfg(test)]
+mod tests;
 
 /// Each open file takes a connection, and threads.
 const MOST_CONNECTIONS: usize = 4096;

@@ -226,7 +226,7 @@ fn write_entries<T: Plain>(
 ) -> nix::Result<u32> {
     let count = u32::try_from(entries.len()).map_err(|_| Errno::EINVAL)?;
     if count <= room && count > 0 {
-        let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.as_bytes()).copied().collect();
+        let bytes: Vec<u8> = entries.iter().flat_map(T::as_bytes).copied().collect();
         call.memory.write(address, &bytes)?;
     }
     Ok(count)

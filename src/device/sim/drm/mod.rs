@@ -16,7 +16,7 @@
 //! through the importer's node.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     os::fd::OwnedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -62,9 +62,8 @@ pub(super) struct RenderFile {
     contexts: BTreeMap<u32, Arc<Context>>,
     /// Lists of objects by their handle.
     lists: BTreeMap<u32, Vec<Arc<Object>>>,
-    /// The objects of KFD that may be mapped through this file, by their place in the mmap space:
-    /// how often each was granted.
-    granted: HashMap<u64, u32>,
+    /// Whether KFD ever used it: then it is not for us to say what may be left in it.
+    is_applications: bool,
 }
 
 impl RenderFile {
@@ -77,7 +76,7 @@ impl RenderFile {
             handles: Handles::default(),
             contexts: BTreeMap::new(),
             lists: BTreeMap::new(),
-            granted: HashMap::new(),
+            is_applications: false,
         }
     }
 
@@ -86,19 +85,10 @@ impl RenderFile {
         self.vm.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An object of KFD may be mapped through this file.
-    pub(super) fn grant(&mut self, object: &Object) {
-        *self.granted.entry(object.mmap_offset).or_default() += 1;
-    }
-
-    /// Takes back what [`grant`](Self::grant) gave.
-    pub(super) fn revoke(&mut self, object: &Object) {
-        if let Some(count) = self.granted.get_mut(&object.mmap_offset) {
-            *count -= 1;
-            if *count == 0 {
-                self.granted.remove(&object.mmap_offset);
-            }
-        }
+    /// The address space is from now on that of a KFD process, and the file an application's.
+    pub(super) fn bind(&mut self, pid: u32) {
+        self.kfd_pid = Some(pid);
+        self.is_applications = true;
     }
 }
 
@@ -149,7 +139,7 @@ pub(super) fn ioctl(host: &SimHost, call: &mut Call<'_>, argument: &mut [u8]) ->
 }
 
 /// Maps an object by its exact offset: EINVAL where there is none or it is shorter, EACCES where
-/// the file has neither a handle of it nor was granted it.
+/// the file has no handle of it and is not the address space of the KFD process that it belongs to.
 pub(super) fn map(host: &SimHost, file: FileId, offset: u64, len: u64) -> nix::Result<View> {
     let object = {
         let mut state = host.state();
@@ -157,7 +147,9 @@ pub(super) fn map(host: &SimHost, file: FileId, offset: u64, len: u64) -> nix::R
         let object = state.gpus[gpu].mmap.get(&offset).and_then(std::sync::Weak::upgrade);
         let object = object.filter(|object| object.size >= len).ok_or(Errno::EINVAL)?;
         let file = state.render(file)?;
-        if file.handles.of(&object).is_none() && !file.granted.contains_key(&offset) {
+        let (has_handle, kfd_pid) = (file.handles.of(&object).is_some(), file.kfd_pid);
+        let granted = || kfd_pid.is_some_and(|pid| state.kfd.grants(pid, gpu, offset));
+        if !has_handle && !granted() {
             return Err(Errno::EACCES);
         }
         object

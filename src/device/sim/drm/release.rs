@@ -11,7 +11,7 @@ pub(in crate::device::sim) fn released(host: &SimHost, id: FileId, file: RenderF
     let shared = &host.shared;
     let unfinished = shared.in_flight.of_file(id);
     shared.engines[file.gpu].cancel(id);
-    if file.kfd_pid.is_some() || shared.log.is_abandoned(file.pid) {
+    if file.is_applications || shared.log.is_abandoned(file.pid) {
         return;
     }
     let minor = host.machine().gpus[file.gpu].render_minor;

@@ -106,7 +106,8 @@ pub(super) fn fill(to: &Object, offset: u64, len: u64, pattern: &[u8]) -> nix::R
 
 fn put(source: End<'_>, target: End<'_>, len: usize) -> nix::Result<()> {
     let remote = match (pointer(source)?, target) {
-        (Ok(from), End::Piece(piece, offset)) => return put_in_piece(from, piece, offset, len),
+        // SAFETY: as below.
+        (Ok(from), End::Piece(piece, offset)) => return unsafe { piece.write(offset, from, len) },
         (Ok(from), End::Here(to)) => {
             // SAFETY: both have so many bytes: pieces were checked by `End::of`, and who made a
             // userptr BO said that a device may use its memory. They may overlap.
@@ -140,44 +141,11 @@ fn put(source: End<'_>, target: End<'_>, len: usize) -> nix::Result<()> {
     }
 }
 
-/// Where there is memory already it is written, elsewhere the file is.
-fn put_in_piece(from: *mut u8, piece: &Piece, start: u64, len: usize) -> nix::Result<()> {
-    let mut done = 0;
-    while done < len {
-        let offset = start + done as u64;
-        let (part, hole) = piece.extent(offset, (len - done) as u64)?.parts();
-        let part = index(part)?;
-        // SAFETY: there are `len` bytes (see `put`).
-        let next = unsafe { from.add(done) };
-        if hole {
-            // SAFETY: as above.
-            unsafe { piece.write_file(offset, next, part) }?;
-        } else {
-            let to = at(piece, offset)?;
-            // SAFETY: as above; `End::of` has checked the range of the piece.
-            unsafe { std::ptr::copy(next, to, part) };
-        }
-        done += part;
-    }
-    Ok(())
-}
-
 /// Zeros, but not where there are zeros because nothing was ever written.
 fn clear(target: End<'_>, len: usize) -> nix::Result<()> {
     match target {
-        End::Piece(piece, start) => {
-            let mut done = 0;
-            while done < len as u64 {
-                let (part, zeros) = piece.extent(start + done, len as u64 - done)?.parts();
-                if !zeros {
-                    let to = at(piece, start + done)?;
-                    // SAFETY: the part is inside the piece, whose range `End::of` has checked.
-                    unsafe { to.write_bytes(0, index(part)?) };
-                }
-                done += part;
-            }
-            Ok(())
-        }
+        // SAFETY: `End::of` has checked the range.
+        End::Piece(piece, offset) => unsafe { piece.clear(offset, len) },
         End::Here(start) => {
             // SAFETY: as in `put`.
             unsafe { start.write_bytes(0, len) };
@@ -201,19 +169,11 @@ type Remote<'a> = (&'a dyn UserMemory, u64);
 /// Where an end is, if it can be reached by address.
 fn pointer(end: End<'_>) -> nix::Result<Result<*mut u8, Remote<'_>>> {
     Ok(match end {
-        End::Piece(piece, offset) => Ok(at(piece, offset)?),
+        // SAFETY: `End::of` has checked the range.
+        End::Piece(piece, offset) => Ok(unsafe { piece.at(offset) }?),
         End::Here(start) => Ok(start),
         End::There(memory, address) => Err((memory, address)),
     })
-}
-
-fn at(piece: &Piece, offset: u64) -> nix::Result<*mut u8> {
-    if offset > piece.len() {
-        return Err(Errno::EINVAL);
-    }
-    let start = piece.memory()?.as_ptr();
-    // SAFETY: not past the end of the mapping, which is as long as the piece.
-    Ok(unsafe { start.add(index(offset)?) })
 }
 
 fn index(len: u64) -> nix::Result<usize> {
@@ -226,5 +186,93 @@ impl Extent {
             Extent::Data(len) => (len, false),
             Extent::Hole(len) => (len, true),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::{abi::amdgpu::GemCreateIn, device::sim::arena::Arena};
+
+    /// Memory that cannot be reached by address, as another process's.
+    #[derive(Debug, Default)]
+    struct Elsewhere(Mutex<Vec<u8>>);
+
+    impl UserMemory for Elsewhere {
+        unsafe fn read(&self, address: u64, to: *mut u8, len: usize) -> nix::Result<()> {
+            let memory = self.0.lock().unwrap();
+            let from = &memory[index(address)?..][..len];
+            // SAFETY: the caller says that there is room.
+            unsafe { std::ptr::copy(from.as_ptr(), to, len) };
+            Ok(())
+        }
+
+        unsafe fn write(&self, address: u64, from: *const u8, len: usize) -> nix::Result<()> {
+            let mut memory = self.0.lock().unwrap();
+            let to = &mut memory[index(address)?..][..len];
+            // SAFETY: the caller says that there are so many bytes.
+            unsafe { std::ptr::copy(from, to.as_mut_ptr(), len) };
+            Ok(())
+        }
+    }
+
+    const SIZE: u64 = 3 << 16;
+    const LEN: usize = 3 << 16;
+
+    fn object(store: Store) -> Object {
+        Object { gpu: 0, size: SIZE, store, create: GemCreateIn::default(), mmap_offset: 0 }
+    }
+
+    fn piece(arena: &Arc<Arena>) -> Object {
+        object(Store::Gtt(arena.piece(SIZE).unwrap()))
+    }
+
+    fn elsewhere(byte: u8) -> (Arc<Elsewhere>, Object) {
+        let memory = Arc::new(Elsewhere(Mutex::new(vec![byte; 4096 + LEN])));
+        let store = Store::User { memory: memory.clone(), address: 4096, pid: 1 };
+        (memory, object(store))
+    }
+
+    fn bytes(object: &Object) -> Vec<u8> {
+        let mut bytes = vec![0; LEN];
+        object.copy_to(0, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn holes_stay_holes() {
+        let arena = Arena::new("test").unwrap();
+        let (from, to) = (piece(&arena), piece(&arena));
+        from.fill_from(70_000, b"data").unwrap();
+        copy(&from, 0, &to, 0, SIZE).unwrap();
+        let is_hole = |object: &Object, from, len| object.piece().unwrap().is_hole(from, len);
+        assert_eq!(&bytes(&to)[69_999..70_005], b"\0data\0");
+        for object in [&from, &to] {
+            assert!(is_hole(object, 0, 69_632) && !is_hole(object, 69_632, 4096));
+            assert!(is_hole(object, 73_728, SIZE - 73_728));
+        }
+        // Zeros over data are written, zeros over nothing are not.
+        fill(&to, 0, SIZE, &[0; 4]).unwrap();
+        assert!(bytes(&to).iter().all(|&byte| byte == 0) && is_hole(&to, 0, 69_632));
+    }
+
+    #[test]
+    fn between_processes_and_memory_of_ours() {
+        let arena = Arena::new("test").unwrap();
+        let ((memory, there), (_, other), here) = (elsewhere(1), elsewhere(2), piece(&arena));
+        copy(&there, 5, &here, 100, 70_000).unwrap();
+        assert_eq!((bytes(&here)[99], bytes(&here)[100], bytes(&here)[70_099]), (0, 1, 1));
+        assert_eq!(bytes(&here)[70_100], 0);
+        copy(&other, 0, &there, 0, SIZE - 1).unwrap();
+        assert_eq!(memory.0.lock().unwrap()[4095..4097], [1, 2]);
+        assert_eq!(memory.0.lock().unwrap()[4096 + LEN - 2..], [2, 1]);
+        // From a hole: zeros.
+        copy(&here, 2 << 16, &there, 0, 1 << 16).unwrap();
+        assert_eq!(memory.0.lock().unwrap()[4095..4097], [1, 0]);
+        assert_eq!(copy(&here, 1, &there, 0, SIZE), Err(Errno::EINVAL));
+        fill(&there, 1, 6, &[7, 8, 9, 10]).unwrap();
+        assert_eq!(memory.0.lock().unwrap()[4096..4104], [0, 7, 8, 9, 10, 7, 8, 0]);
     }
 }

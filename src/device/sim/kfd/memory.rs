@@ -52,7 +52,7 @@ pub(super) fn bind(state: &mut State, pid: u32, place: usize, file: FileId) -> n
     if render.gpu != gpu || render.kfd_pid.is_some() {
         return Err(Errno::EINVAL);
     }
-    render.kfd_pid = Some(pid);
+    render.bind(pid);
     let vm = Arc::clone(&render.vm);
     // The kernel keeps the file, whatever becomes of the descriptor.
     state.hold(file);

@@ -68,9 +68,14 @@ impl KfdState {
         self.processes.get_mut(&pid).ok_or(Errno::EBADF)
     }
 
+    /// The GPU that a process calls by this id.
+    pub(super) fn gpu_of(&self, pid: u32, gpu_id: u32) -> Option<usize> {
+        let process = self.processes.get(&pid)?;
+        Some(process.devices[process.device_index(gpu_id)?].gpu)
+    }
+
     /// Whether KFD memory of a process is at this place of a GPU's mmap space: then the file that
     /// is this process's compute address space may map it, though it has no handle.
-    #[allow(dead_code)] // for mmap of render nodes
     pub(super) fn grants(&self, pid: u32, gpu: usize, mmap_offset: u64) -> bool {
         self.processes.get(&pid).is_some_and(|process| {
             process

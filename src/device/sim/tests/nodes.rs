@@ -1,6 +1,6 @@
 //! Opening, VERSION, INFO, mappings, dma-bufs.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use nix::errno::Errno;
 
@@ -10,8 +10,12 @@ use crate::{
         Plain,
         amdgpu::{self, CsIn, Info, InfoDevice, InfoHwIp, domain, hw_ip, info},
         drm::{self, GetCap, PrimeHandle, Version},
+        kfd,
     },
-    device::sim::{Credentials, KernelRelease, Profile, SimHost},
+    device::{
+        DeviceError,
+        sim::{Credentials, Fault, KernelRelease, Machine, Profile, SimHost},
+    },
 };
 
 #[test]
@@ -146,7 +150,7 @@ fn a_mapping_needs_the_offset_the_length_and_the_right() {
     assert_eq!(&seen, b"seen");
     let map = |client: &Client, offset, len| match client.node.map(offset, len) {
         Ok(_) => Ok(()),
-        Err(crate::device::DeviceError::Call { errno, .. }) => Err(errno),
+        Err(DeviceError::Call { errno, .. }) => Err(errno),
         Err(other) => panic!("{other}"),
     };
     assert_eq!(map(&one, offset + 4096, 4096), Err(Errno::EINVAL));
@@ -222,11 +226,46 @@ fn a_gpu_with_one_engine_has_one_ring() {
     let mut profile = Profile::gfx90a();
     for (engines, rings) in [(1, 1), (2, 3), (5, 3)] {
         profile.sdma_engines = engines;
-        let host = SimHost::new(crate::device::sim::Machine::new(&profile, 1)).unwrap();
+        let host = SimHost::new(Machine::new(&profile, 1)).unwrap();
         let client = Client::open(&host.process(Credentials::USER));
         let mut ip = InfoHwIp::default();
         let dma = Info { query: info::HW_IP_INFO, query_type: hw_ip::DMA, ..Info::default() };
         query(&client, dma, ip.as_bytes_mut()).unwrap();
         assert_eq!(ip.available_rings, rings);
     }
+}
+
+#[test]
+fn memory_of_kfd_is_mapped_through_the_file_that_is_its_address_space() {
+    let host = host(1);
+    let process = host.process(Credentials::USER);
+    let kfd = open(&process, "/dev/kfd").unwrap();
+    let (compute, other) = (Client::open(&process), Client::open(&process));
+    let gpu_id = host.gpu_ids()[0];
+    let drm_fd = u32::try_from(compute.node.as_fd().as_raw_fd()).unwrap();
+    let mut acquire = kfd::AcquireVm { drm_fd, gpu_id };
+    // SAFETY: the argument has no addresses.
+    unsafe { kfd.call(&kfd::ACQUIRE_VM, &mut acquire) }.unwrap();
+    let mut alloc = kfd::AllocMemoryOfGpu {
+        va_addr: 0x7000_0000,
+        size: 8192,
+        gpu_id,
+        flags: kfd::flags::VRAM | kfd::flags::WRITABLE | kfd::flags::PUBLIC,
+        ..kfd::AllocMemoryOfGpu::default()
+    };
+    // SAFETY: the address is the GPU's.
+    unsafe { kfd.call(&kfd::ALLOC_MEMORY_OF_GPU, &mut alloc) }.unwrap();
+    let map = |client: &Client| client.node.map(alloc.mmap_offset, 8192);
+    map(&compute).unwrap().write(0, b"kfd");
+    assert!(matches!(map(&other), Err(DeviceError::Call { errno: Errno::EACCES, .. })));
+    let gone = host.plan(Fault::vanished(0));
+    let mut free = kfd::FreeMemoryOfGpu { handle: alloc.handle };
+    // SAFETY: the argument has no addresses.
+    let answer = unsafe { kfd.call(&kfd::FREE_MEMORY_OF_GPU, &mut free) };
+    assert!(matches!(answer, Err(DeviceError::Call { errno: Errno::ENODEV, .. })), "{answer:?}");
+    gone.release();
+    // The application's own files may be closed with whatever is in them.
+    compute.create(domain::GTT, 4096);
+    drop((kfd, compute, other));
+    assert_clean(&host);
 }
