@@ -13,6 +13,8 @@
 //!  drm, kfd   the handlers
 //!  vm, object GPU address spaces and what is mapped in them
 //!  engine     SDMA engines: threads that execute the packets of indirect buffers
+//!  profile    models of GPUs; machine and sysfs make a host and its topology of them
+//!  app        an application, for those who need something to checkpoint
 //!  arena      VRAM and GTT: sparse memory files
 //! ```
 //!
@@ -36,6 +38,7 @@ mod kfd;
 mod machine;
 mod object;
 mod profile;
+mod sysfs;
 mod vm;
 
 pub use app::{ADDRESSES_END, AppBo, AppQueue, Application, BoPlan};
@@ -45,3 +48,4 @@ pub use host::{Complaint, SimHost};
 pub use kfd::{BoInfo, EventInfo, Fill, QueueInfo, QueueState, Scribble};
 pub use machine::{GpuSpec, KernelRelease, Machine, Speed};
 pub use profile::{Profile, ProfileError};
+pub use sysfs::SysfsError;

@@ -52,7 +52,8 @@ impl Fill {
             }
             Fill::Zeros => bytes.fill(0),
             Fill::HalfZeros(seed) => {
-                words(offset, bytes, |n| if n * 8 / BLOCK % 2 == 0 { random(seed, n) } else { 0 })
+                let word = |n: u64| if n * 8 / BLOCK % 2 == 1 { 0 } else { random(seed, n) };
+                words(offset, bytes, word);
             }
             Fill::Offsets => words(offset, bytes, |n| n * 8),
         }
@@ -78,7 +79,7 @@ impl Fill {
                     scope.spawn(move || self.part(object, from, to))
                 })
                 .collect();
-            let mut answers = workers.into_iter().map(|worker| worker.join());
+            let mut answers = workers.into_iter().map(std::thread::ScopedJoinHandle::join);
             answers.try_for_each(|answer| answer.unwrap_or(Err(Errno::EIO)))
         })
     }
