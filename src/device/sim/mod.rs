@@ -14,6 +14,8 @@
 //!  drm, kfd   the handlers
 //!  vm, object GPU address spaces and what is mapped in them
 //!  engine     SDMA engines: threads that execute the packets of indirect buffers
+//!  profile    models of GPUs; machine and sysfs make a host and its topology of them
+//!  app        an application, for those who need something to checkpoint
 //!  arena      VRAM and GTT: sparse memory files
 //! ```
 //!
@@ -46,6 +48,7 @@ mod machine;
 mod names;
 mod object;
 mod profile;
+mod sysfs;
 #[cfg(test)]
 mod tests;
 mod vm;
@@ -61,3 +64,4 @@ pub use kfd::{BoInfo, EventInfo, Fill, QueueInfo, QueueState, Scribble};
 pub use log::Complaint;
 pub use machine::{GpuSpec, KernelRelease, Machine, Speed};
 pub use profile::{Profile, ProfileError};
+pub use sysfs::SysfsError;

@@ -25,7 +25,8 @@ use crate::abi::kfd::{
 };
 
 /// The page of all slots, in bytes.
-pub(super) const PAGE_SIZE: u64 = SIGNAL_EVENT_LIMIT as u64 * 8;
+pub(super) const PAGE_SIZE: u64 = SLOTS as u64 * 8;
+const SLOTS: usize = SIGNAL_EVENT_LIMIT as usize;
 /// Signal events of a process that has no page of its own, before it maps the kernel's.
 const FEW_SIGNALS: u32 = 256;
 /// Events without a slot have numbers from here.
@@ -122,7 +123,7 @@ impl Events {
     ) -> nix::Result<u32> {
         if event.has_slot() && self.page.is_none() {
             let piece = host.shared.gtt.piece(PAGE_SIZE)?;
-            piece.memory()?.write(0, &[0xff; PAGE_SIZE as usize]);
+            piece.memory()?.write(0, &[0xff; SLOTS * 8]);
             self.page = Some(Page::Kernel(piece));
         }
         let id = match wanted {
@@ -167,7 +168,7 @@ pub(super) fn set_page(process: &mut KfdProcess, handle: u64) -> nix::Result<()>
     }
     let object = Arc::clone(&bo.object);
     let memory = object.piece().ok_or(Errno::EINVAL)?.memory()?;
-    memory.write(0, &[0xff; PAGE_SIZE as usize]);
+    memory.write(0, &[0xff; SLOTS * 8]);
     process.events.page = Some(Page::User { handle, object });
     process.events.slots = SIGNAL_EVENT_LIMIT;
     Ok(())

@@ -3,7 +3,7 @@
 //! Every word is a function of where it is and of a seed, so a part can be made, and compared,
 //! without the rest.
 
-use std::sync::OnceLock;
+use std::sync::LazyLock;
 
 use nix::{
     errno::Errno,
@@ -44,15 +44,17 @@ impl Fill {
                 words(offset, bytes, |n| {
                     let bits = random(seed, n);
                     let one = |shift: u32| {
-                        let index = (bits >> shift) & TABLE_MASK;
-                        u64::from(table[(index & TABLE_MASK) as usize]) << shift
+                        #[allow(clippy::cast_possible_truncation)] // only these bits are wanted
+                        let index = (bits >> shift) as usize & TABLE_MASK;
+                        u64::from(table[index]) << shift
                     };
                     one(0) | one(16) | one(32) | one(48)
                 });
             }
             Fill::Zeros => bytes.fill(0),
             Fill::HalfZeros(seed) => {
-                words(offset, bytes, |n| if n * 8 / BLOCK % 2 == 0 { random(seed, n) } else { 0 })
+                let word = |n: u64| if n * 8 / BLOCK % 2 == 1 { 0 } else { random(seed, n) };
+                words(offset, bytes, word);
             }
             Fill::Offsets => words(offset, bytes, |n| n * 8),
         }
@@ -69,6 +71,9 @@ impl Fill {
         }
         let most = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
         let shares = (len / SHARE).clamp(1, most);
+        if shares == 1 {
+            return self.part(object, offset, end);
+        }
         let share = len.div_ceil(shares).next_multiple_of(PIECE as u64);
         std::thread::scope(|scope| {
             let workers: Vec<_> = (0..shares)
@@ -78,13 +83,13 @@ impl Fill {
                     scope.spawn(move || self.part(object, from, to))
                 })
                 .collect();
-            let mut answers = workers.into_iter().map(|worker| worker.join());
+            let mut answers = workers.into_iter().map(std::thread::ScopedJoinHandle::join);
             answers.try_for_each(|answer| answer.unwrap_or(Err(Errno::EIO)))
         })
     }
 
     fn part(self, object: &Object, mut from: u64, to: u64) -> nix::Result<()> {
-        let mut piece = vec![0; PIECE];
+        let mut piece = vec![0; PIECE.min(usize::try_from(to - from).unwrap_or(PIECE))];
         while from < to {
             let len = (to - from).min(PIECE as u64);
             let piece = &mut piece[..usize::try_from(len).map_err(|_| Errno::EINVAL)?];
@@ -150,22 +155,21 @@ pub(super) fn random(seed: u64, n: u64) -> u64 {
 }
 
 const TABLE_SIZE: u16 = 1 << 13;
-const TABLE_MASK: u64 = TABLE_SIZE as u64 - 1;
+const TABLE_MASK: usize = TABLE_SIZE as usize - 1;
 
 /// Values of a normal distribution as bfloat16, each as probable as the others.
-fn normal() -> &'static [u16] {
-    static TABLE: OnceLock<Vec<u16>> = OnceLock::new();
-    TABLE.get_or_init(|| {
-        let size = f64::from(TABLE_SIZE);
-        (0..TABLE_SIZE)
-            .map(|n| {
-                let value = quantile((f64::from(n) + 0.5) / size) * 0.02;
-                #[allow(clippy::cast_possible_truncation)] // fewer digits are the point
-                let bits = (value as f32).to_bits() >> 16;
-                u16::try_from(bits).unwrap_or(0)
-            })
-            .collect()
-    })
+fn normal() -> &'static [u16; TABLE_SIZE as usize] {
+    static TABLE: LazyLock<[u16; TABLE_SIZE as usize]> = LazyLock::new(|| {
+        let mut table = [0; TABLE_SIZE as usize];
+        for (n, entry) in (0..TABLE_SIZE).zip(&mut table) {
+            let value = quantile((f64::from(n) + 0.5) / f64::from(TABLE_SIZE)) * 0.02;
+            #[allow(clippy::cast_possible_truncation)] // fewer digits are the point
+            let bits = (value as f32).to_bits() >> 16;
+            *entry = u16::try_from(bits).unwrap_or(0);
+        }
+        table
+    });
+    &TABLE
 }
 
 /// Where a share `p` of a standard normal distribution is below, to three digits (Abramowitz and

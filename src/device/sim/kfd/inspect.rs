@@ -201,6 +201,12 @@ impl SimHost {
     pub(super) fn object_at(&self, pid: u32, va: u64) -> nix::Result<(Arc<Object>, u64)> {
         let mut state = self.state();
         let process = state.kfd.process(pid)?;
+        // Where a BO begins, and is mapped, its GPU knows at once.
+        for bound in process.devices.iter().filter_map(|device| device.bound.as_ref()) {
+            if let Some(mapped) = bound.vm().at(va).filter(|mapped| mapped.handle == 0) {
+                return Ok((Arc::clone(&mapped.object), 0));
+            }
+        }
         let bos = process.devices.iter().flat_map(|device| device.bos.iter());
         let mut found = bos.filter(|(_, bo)| va >= bo.va && va - bo.va < bo.object.size);
         let (_, bo) = found.next().ok_or(Errno::ENOENT)?;

@@ -321,7 +321,7 @@ pub(super) fn read_array<T: Plain>(
 
 /// Writes an array to the caller.
 pub(super) fn write_array<T: Plain>(io: &Io<'_, '_>, address: u64, all: &[T]) -> nix::Result<()> {
-    let bytes: Vec<u8> = all.iter().flat_map(|one| one.as_bytes()).copied().collect();
+    let bytes: Vec<u8> = all.iter().flat_map(Plain::as_bytes).copied().collect();
     io.call.memory.write(address, &bytes)
 }
 

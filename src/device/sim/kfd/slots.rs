@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, btree_map};
 #[derive(Debug)]
 pub(super) struct Slots<T> {
     items: BTreeMap<u32, T>,
-    /// All numbers below are taken.
-    hint: u32,
+    /// For numbers from here, all below that are taken.
+    hints: BTreeMap<u32, u32>,
 }
 
 impl<T> Default for Slots<T> {
     fn default() -> Self {
-        Slots { items: BTreeMap::new(), hint: 0 }
+        Slots { items: BTreeMap::new(), hints: BTreeMap::new() }
     }
 }
 
@@ -20,17 +20,16 @@ impl<T> Slots<T> {
     /// Enters `item` under the lowest number that is free, from `first` and below `end`; `None` if
     /// there is none.
     pub(super) fn insert(&mut self, first: u32, end: u32, item: T) -> Option<u32> {
-        let mut number = first.max(if first == 0 { self.hint } else { 0 });
+        let hint = self.hints.entry(first).or_insert(first);
+        let mut number = *hint;
         while self.items.contains_key(&number) {
             number += 1;
         }
+        *hint = number;
         if number >= end {
             return None;
         }
         self.items.insert(number, item);
-        if first == 0 {
-            self.hint = number + 1;
-        }
         Some(number)
     }
 
@@ -55,7 +54,9 @@ impl<T> Slots<T> {
 
     pub(super) fn remove(&mut self, number: u32) -> Option<T> {
         let item = self.items.remove(&number)?;
-        self.hint = self.hint.min(number);
+        for (_, hint) in self.hints.range_mut(..=number) {
+            *hint = (*hint).min(number);
+        }
         Some(item)
     }
 

@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A machine with an application on it, and CRIU, which has stopped it.
 pub(super) struct Source {
@@ -87,11 +87,18 @@ impl Target {
     }
 
     pub(super) fn restore(&self, checkpoint: &Checkpoint) -> nix::Result<Vec<RestoredBo>> {
+        self.restore_on(&self.devices(checkpoint), checkpoint)
+    }
+
+    pub(super) fn restore_on(
+        &self,
+        devices: &[CriuDeviceBucket],
+        checkpoint: &Checkpoint,
+    ) -> nix::Result<Vec<RestoredBo>> {
         let buckets: Vec<_> = checkpoint.bos.iter().map(|bo| bo.bucket).collect();
-        let devices = self.devices(checkpoint);
         let objects = checkpoint.info.objects;
         self.kfd
-            .restore(&devices, &buckets, &checkpoint.private, objects)
+            .restore(devices, &buckets, &checkpoint.private, objects)
             .map_err(|error| super::errno(&error))
     }
 }
