@@ -62,9 +62,9 @@ pub trait Lane: Send {
     /// fills it is on its way already, and waits for no other lane.
     fn payload(&mut self, len: usize) -> Result<&mut [u8]>;
 
-    /// Takes a chunk whose checksum was verified, or a piece of one. Its payload is in the memory that
-    /// [`payload`](Self::payload) gave last; `decompressed` has the raw bytes where the payload is
-    /// compressed. A zero chunk comes without either.
+    /// Takes a chunk whose checksum was verified, or a piece of one. Its payload is in the memory
+    /// that [`payload`](Self::payload) gave last; `decompressed` has the raw bytes where the payload
+    /// is compressed. A zero chunk comes without either.
     fn chunk(&mut self, header: &ChunkHeader, decompressed: Option<&[u8]>) -> Result<()>;
 
     /// The shard has ended: hands everything over that is still in the lane.

@@ -38,8 +38,8 @@ impl Feed {
         FileHandle(Arc::new(FileState::new(number, name)))
     }
 
-    /// Takes a chunk of a file, from byte `offset` on. It is scanned for zeros and checksummed here,
-    /// while the caller's core has its bytes.
+    /// Takes a chunk of a file, from byte `offset` on. It is scanned for zeros and checksummed
+    /// here, while the caller's core has its bytes.
     pub fn chunk(&mut self, file: &FileHandle, offset: u64, payload: Payload) -> Result<()> {
         self.shared.check_fault()?;
         let state = &file.0;

@@ -1,7 +1,7 @@
 //! What goes to the shards, and when a file is over.
 //!
-//! A file's last chunk may overtake others on the way through the stage threads, and several threads
-//! may feed one file. So its end is sent by whoever sends the chunk that was still missing.
+//! A file's last chunk may overtake others on the way through the stage threads, and several
+//! threads may feed one file. So its end is sent by whoever sends the chunk that was still missing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -25,17 +25,14 @@
 //! # Memory
 //!
 //! What the destination needs for itself, the ring, a buffer of a chunk's size for each stage
-//! thread that compresses, and the indexes of the shards, see [`Memory`]. Everything else is bounded
-//! by the rings that the chunks are of: whoever has no chunk waits for one.
+//! thread that compresses, and the indexes of the shards, see [`Memory`]. Everything else is
+//! bounded by the rings that the chunks are of: whoever has no chunk waits for one.
 //!
 //! This module knows nothing of CRIU, of devices, or of where the bytes come from.
 
 use std::{
     os::fd::BorrowedFd,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, atomic::AtomicUsize},
     time::Duration,
 };
 
@@ -190,12 +187,7 @@ impl Packer {
         shared.jobs.close(&mut check)?;
         stages.finish(&mut check)?;
         shared.fault.check()?;
-        let unended = shared.unended.load(Ordering::Acquire);
-        if unended > 0 {
-            return Err(Error::DumpIncomplete(format!(
-                "{unended} files of the image have not ended"
-            )));
-        }
+        shared.check_ended()?;
         let Some(writers) = self.writers.take() else { return Ok(Vec::new()) };
         let end = ImageEnd {
             files: totals.files,
@@ -208,6 +200,8 @@ impl Packer {
         };
         let waiting = writers.finish(Outcome::Complete(end));
         let stats = shared.frames.close(&mut check).and_then(|()| {
+            // A feed that is not done yet may have begun another.
+            shared.check_ended()?;
             loop {
                 match waiting.poll(WAIT)? {
                     Some(stats) => break Ok(stats),

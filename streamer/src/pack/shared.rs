@@ -54,6 +54,17 @@ impl Shared {
         Error::GivenUp
     }
 
+    /// Whether the ends of all files have been sent.
+    pub(super) fn check_ended(&self) -> Result<()> {
+        match self.unended.load(Ordering::Acquire) {
+            0 => Ok(()),
+            files => {
+                let what = format!("{files} files of the image have not ended");
+                Err(Error::DumpIncomplete(what))
+            }
+        }
+    }
+
     /// Sends a chunk whose bytes were looked at; after the last one of a file, its end as well.
     pub(super) fn send_chunk(
         &self,

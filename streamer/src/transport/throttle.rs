@@ -68,7 +68,7 @@ impl Link {
         self.free(since, now)
     }
 
-    /// When it has taken all bytes. Counted from the beginning, so that nothing is lost to rounding.
+    /// When it has taken all bytes. Counted from the beginning, so that rounding does not add up.
     fn free(&self, since: Instant, now: Instant) -> Instant {
         let rate = self.bytes_per_second.get();
         let rest = u128::from(self.bytes % rate) * 1_000_000_000 / u128::from(rate);
