@@ -189,7 +189,8 @@ impl CopyQueue {
         self.submit(Some(chunk), pieces, tag)
     }
 
-    /// Fills pieces of BOs with zeros: at most [`MOST_ZEROS`] bytes in [`MOST_ZERO_PIECES`].
+    /// Fills pieces of BOs with zeros: at most [`MOST_ZEROS`](super::MOST_ZEROS) bytes in
+    /// [`MOST_ZERO_PIECES`](super::MOST_ZERO_PIECES).
     ///
     /// # Panics
     ///

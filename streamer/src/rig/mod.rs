@@ -145,6 +145,11 @@ impl Target {
         Ok((Target { process, kfd, _renders: renders }, contents))
     }
 
+    /// The task's number on the machine.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// The machine.
     pub fn host(&self) -> &SimHost {
         self.process.host()

@@ -21,6 +21,8 @@
 mod feed;
 mod name;
 mod sink;
+#[cfg(test)]
+mod tests;
 mod transfer;
 
 pub use feed::VramFeed;

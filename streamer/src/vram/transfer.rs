@@ -81,9 +81,18 @@ fn dump_into(
         totals.raw_bytes += drain.file_bytes();
         jobs.push(DumpJob { contents, drain });
     }
+    // A worker whose feed has failed may be first to say so, and knows less.
+    let mut cause = None;
     let gpus = gpu::dump(driver, &options.ring, jobs, options.gpu, &mut || {
-        packer.health()?;
+        packer.health().or_else(|error| {
+            cause.get_or_insert(error);
+            Err(Error::GivenUp)
+        })?;
         check()
+    });
+    let gpus = gpus.map_err(|error| match (Error::from(error), cause) {
+        (Error::GivenUp, Some(cause)) => cause,
+        (error, _) => error,
     })?;
     let shards = packer.commit(&totals)?;
     Ok(Moved { gpus, shards })
