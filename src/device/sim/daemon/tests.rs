@@ -180,7 +180,7 @@ fn a_checkpoint_brings_more_descriptors_than_one_record_has() {
     let drm_fd = render.as_fd().as_raw_fd().cast_unsigned();
     // SAFETY: the argument has no addresses.
     unsafe { kfd.node().call(&ACQUIRE_VM, &mut AcquireVm { drm_fd, gpu_id }) }.unwrap();
-    let flags = flags::VRAM | flags::WRITABLE;
+    let flags = flags::VRAM | flags::WRITABLE | flags::PUBLIC;
     for n in 0..BOS {
         let va_addr = (1 << 40) + (n << 20);
         let args = AllocMemoryOfGpu { va_addr, size: 4096, gpu_id, flags, ..Default::default() };
