@@ -176,7 +176,7 @@ fn a_submission_that_fails_makes_its_context_guilty() {
     );
     assert_eq!(complaints_of(&host)[0], expected);
     assert_eq!(state(copier.ctx), 5);
-    assert_eq!(copier.run(&copier.to_host(0, 16)), Err(Errno::ECANCELED));
+    assert_eq!(copier.submit(0, 1, &copier.to_host(0, 16)), Err(Errno::ECANCELED));
     // Another context is as good as ever.
     let other = copier.client.new_context();
     let buffer = copier.write(0, &copier.to_host(0, 8192));
