@@ -301,7 +301,7 @@ mod tests {
         // SAFETY: the ring's memory is never unmapped, and nobody else has this chunk.
         unsafe { late.write_volatile(8) };
         // SAFETY: as above.
-        assert_eq!(unsafe { late.add(1).read_volatile() }, 7);
+        assert_eq!(unsafe { late.wrapping_add(1).read_volatile() }, 7);
     }
 
     #[test]

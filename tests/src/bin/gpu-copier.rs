@@ -76,6 +76,9 @@ fn run(socket: &str, gpus: &str, vram: &str, bo: &str) -> Answer<u64> {
     let ring = Budget::from_env()?.ring(renders.len())?;
     fill(&driver, &ring, contents()?)?;
     dump(&driver, &ring, contents()?)?;
+    for (_, render, handles) in &renders {
+        handles.iter().try_for_each(|&handle| render.close(handle))?;
+    }
     let kilobytes = getrusage(UsageWho::RUSAGE_SELF)?.max_rss();
     Ok(u64::try_from(kilobytes)? << 10)
 }
