@@ -288,8 +288,9 @@ mod tests {
         let late = std::ptr::with_exposed_provenance_mut::<u8>(usize::try_from(address).unwrap());
         // SAFETY: the ring's memory is never unmapped, and nobody else has this chunk.
         unsafe { late.write_volatile(8) };
+        let next = late.wrapping_add(1);
         // SAFETY: as above.
-        assert_eq!(unsafe { late.add(1).read_volatile() }, 7);
+        assert_eq!(unsafe { next.read_volatile() }, 7);
     }
 
     #[test]

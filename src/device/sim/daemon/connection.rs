@@ -276,7 +276,7 @@ impl Reply {
     }
 }
 
-fn is_close_on_exec(fd: &OwnedFd) -> bool {
+pub(super) fn is_close_on_exec(fd: &OwnedFd) -> bool {
     let flags = fcntl(fd, FcntlArg::F_GETFD).unwrap_or_default();
     FdFlag::from_bits_truncate(flags).contains(FdFlag::FD_CLOEXEC)
 }
