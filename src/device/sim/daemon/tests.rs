@@ -16,11 +16,13 @@ use tempfile::TempDir;
 use super::{connection::is_close_on_exec, *};
 use crate::{
     abi::{
+        Plain,
         amdgpu::domain,
         drm::{VERSION, Version},
         kfd::{
-            ACQUIRE_VM, ALLOC_MEMORY_OF_GPU, AcquireVm, AllocMemoryOfGpu, EXPORT_DMABUF,
-            ExportDmabuf, flags,
+            ACQUIRE_VM, ALLOC_MEMORY_OF_GPU, AcquireVm, AllocMemoryOfGpu, CREATE_EVENT,
+            CreateEvent, EXPORT_DMABUF, EventData, ExportDmabuf, WAIT_EVENTS, WaitEvents,
+            event_type, flags,
         },
     },
     device::{
@@ -220,6 +222,34 @@ fn a_checkpoint_brings_more_descriptors_than_one_record_has() {
         copier.close(handle).unwrap();
     }
     drop((checkpoint, copier, kfd, render));
+    served.assert_tidy();
+}
+
+#[test]
+fn a_wait_ends_when_nobody_has_the_file_any_more() {
+    let served = serve(1);
+    let kfd = Node::open(&served.driver, Path::new("/dev/kfd")).unwrap();
+    let mut event = CreateEvent { event_type: event_type::SIGNAL, ..Default::default() };
+    // SAFETY: the argument has no addresses.
+    unsafe { kfd.call(&CREATE_EVENT, &mut event) }.unwrap();
+    let mut data = Box::new(EventData { event_id: event.event_id, ..Default::default() });
+    let wait = WaitEvents {
+        events_ptr: (&raw mut *data).expose_provenance() as u64,
+        num_events: 1,
+        wait_for_all: 1,
+        timeout: u32::MAX,
+        wait_result: 0,
+    };
+    // As a process does it that is killed while it waits.
+    let (_answer, reply) = pair();
+    let request = wire::Request::Ioctl { number: WAIT_EVENTS.number(), argument: wait.as_bytes() };
+    wire::send(&kfd, &request.encode(), &[reply.as_fd()]).unwrap();
+    let begun = Instant::now();
+    while served.host().calls("WAIT_EVENTS") == 0 {
+        assert!(begun.elapsed() < PATIENCE, "it was to wait");
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(kfd);
     served.assert_tidy();
 }
 
