@@ -98,8 +98,7 @@ impl CopyQueue {
 
     fn prepare(&mut self) -> Result<(), DeviceError> {
         self.context = self.render.new_context()?;
-        let (start, bytes) = self.ring.memory();
-        let address = start.as_ptr().expose_provenance() as u64;
+        let (address, bytes) = (self.ring.address(), self.ring.memory().1);
         // SAFETY: the ring's memory stays mapped as long as `self.ring`, which is dropped after the
         // handle is closed; commands touch only chunks that this queue owns, and those whose end
         // is not known are condemned, which keeps the memory for ever.
@@ -169,7 +168,7 @@ impl CopyQueue {
         direction: Direction,
     ) -> Result<(), DeviceError> {
         assert!(chunk.is_of(&self.ring), "the chunk is of another ring");
-        let chunk_address = self.ring_address + (chunk.index() * self.ring.chunk_bytes()) as u64;
+        let chunk_address = self.ring_address + chunk.offset() as u64;
         self.packets.clear();
         for piece in pieces {
             let end =

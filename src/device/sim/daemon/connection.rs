@@ -7,7 +7,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -57,6 +57,7 @@ pub(super) struct Connection {
 #[derive(Debug)]
 struct Opened {
     id: FileId,
+    closed: AtomicBool,
     /// What stands for the file in this process. Others have the connection.
     _fd: OwnedFd,
 }
@@ -99,6 +100,7 @@ impl Connection {
         }
         // The end of the connection, or of our patience with it. The other threads see it too.
         let _ = shutdown(self.socket.as_raw_fd(), Shutdown::Both);
+        self.close();
         self.threads.fetch_sub(1, Ordering::AcqRel);
     }
 
@@ -154,7 +156,7 @@ impl Connection {
 
     fn open(&self, pid: u32, path: &Path, inode: Inode) -> nix::Result<()> {
         let (id, fd) = dispatch::open(&self.host, pid, path)?;
-        if self.file.set(Opened { id, _fd: fd }).is_err() {
+        if self.file.set(Opened { id, closed: AtomicBool::new(false), _fd: fd }).is_err() {
             // Two requests to open at once.
             dispatch::release(&self.host, id);
             return Err(Errno::EBUSY);
@@ -204,6 +206,22 @@ impl Connection {
         };
     }
 
+    /// Nobody has the file any more. Calls that block on it end with that: a process that was killed
+    /// does not go on waiting.
+    fn close(&self) {
+        let Some(opened) = self.file.get() else { return };
+        if opened.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        // What a process leaves behind when it ends is no mistake: kernels clean up after it.
+        if callers.values().all(|caller| caller.is_ending()) {
+            callers.keys().for_each(|&pid| self.host.shared.log.abandon(pid));
+        }
+        drop(callers);
+        dispatch::release(&self.host, opened.id);
+    }
+
     fn caller(&self, pid: u32) -> nix::Result<Arc<Remote>> {
         let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
         // A number may be another process's by now.
@@ -220,14 +238,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Some(opened) = self.file.get() {
-            let callers = self.callers.get_mut().unwrap_or_else(PoisonError::into_inner);
-            // What a process leaves behind when it ends is no mistake: kernels clean up after it.
-            if callers.values().all(|caller| caller.is_ending()) {
-                callers.keys().for_each(|&pid| self.host.shared.log.abandon(pid));
-            }
-            dispatch::release(&self.host, opened.id);
-        }
+        self.close();
         self.count.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -276,7 +287,7 @@ impl Reply {
     }
 }
 
-fn is_close_on_exec(fd: &OwnedFd) -> bool {
+pub(super) fn is_close_on_exec(fd: &OwnedFd) -> bool {
     let flags = fcntl(fd, FcntlArg::F_GETFD).unwrap_or_default();
     FdFlag::from_bits_truncate(flags).contains(FdFlag::FD_CLOEXEC)
 }

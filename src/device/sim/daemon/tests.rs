@@ -3,7 +3,7 @@
 
 use std::{
     fs::File,
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, FromRawFd},
     path::Path,
     sync::{Arc, mpsc},
     thread,
@@ -13,14 +13,16 @@ use std::{
 use nix::sys::socket::connect;
 use tempfile::TempDir;
 
-use super::*;
+use super::{connection::is_close_on_exec, *};
 use crate::{
     abi::{
+        Plain,
         amdgpu::domain,
         drm::{VERSION, Version},
         kfd::{
-            ACQUIRE_VM, ALLOC_MEMORY_OF_GPU, AcquireVm, AllocMemoryOfGpu, EXPORT_DMABUF,
-            ExportDmabuf, flags,
+            ACQUIRE_VM, ALLOC_MEMORY_OF_GPU, AcquireVm, AllocMemoryOfGpu, CREATE_EVENT,
+            CreateEvent, EXPORT_DMABUF, EventData, ExportDmabuf, WAIT_EVENTS, WaitEvents,
+            event_type, flags,
         },
     },
     device::{
@@ -127,10 +129,16 @@ fn a_call_that_blocks_keeps_nobody_waiting() {
             let (render, sender) = (&render, sender.clone());
             scope.spawn(move || sender.send(render.info().map(drop)));
         }
-        let others = (0..20).try_for_each(|_| render.close(render.create(4096, domain::GTT)?));
+        let (others_sender, others) = mpsc::channel();
+        let render = &render;
+        scope.spawn(move || {
+            let calls = (0..20).try_for_each(|_| render.close(render.create(4096, domain::GTT)?));
+            others_sender.send(calls)
+        });
+        let others = others.recv_timeout(PATIENCE);
         let all_wait = done.try_recv().is_err();
         blocked.release();
-        assert!(all_wait && others.is_ok(), "{others:?}");
+        assert!(all_wait && matches!(others, Ok(Ok(()))), "{others:?}");
         for _ in 0..5 {
             done.recv_timeout(PATIENCE).unwrap().unwrap();
         }
@@ -157,6 +165,7 @@ fn the_number_of_a_descriptor_is_the_file_or_dma_buf_that_the_caller_has_there()
     // A dma-buf goes through the caller's table as well.
     let handle = render.create(8192, domain::VRAM).unwrap();
     let dma_buf = render.export(handle).unwrap();
+    assert!(is_close_on_exec(&dma_buf));
     let other = served.render();
     let imported = other.import(dma_buf.as_fd()).unwrap();
     other.map_memory(imported, 8192).unwrap().write(4096, b"shared");
@@ -194,7 +203,9 @@ fn a_checkpoint_brings_more_descriptors_than_one_record_has() {
             unsafe { kfd.node().call(&EXPORT_DMABUF, &mut export) }.unwrap();
             let fd = i32::try_from(export.dmabuf_fd).unwrap();
             // SAFETY: the call has just made it for us.
-            drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fd) });
+            let inherited = unsafe { OwnedFd::from_raw_fd(fd) };
+            assert!(!is_close_on_exec(&inherited));
+            drop(inherited);
         }
     }
     let info = kfd.process_info().unwrap();
@@ -211,6 +222,34 @@ fn a_checkpoint_brings_more_descriptors_than_one_record_has() {
         copier.close(handle).unwrap();
     }
     drop((checkpoint, copier, kfd, render));
+    served.assert_tidy();
+}
+
+#[test]
+fn a_wait_ends_when_nobody_has_the_file_any_more() {
+    let served = serve(1);
+    let kfd = Node::open(&served.driver, Path::new("/dev/kfd")).unwrap();
+    let mut event = CreateEvent { event_type: event_type::SIGNAL, ..Default::default() };
+    // SAFETY: the argument has no addresses.
+    unsafe { kfd.call(&CREATE_EVENT, &mut event) }.unwrap();
+    let mut data = Box::new(EventData { event_id: event.event_id, ..Default::default() });
+    let wait = WaitEvents {
+        events_ptr: (&raw mut *data).expose_provenance() as u64,
+        num_events: 1,
+        wait_for_all: 1,
+        timeout: u32::MAX,
+        wait_result: 0,
+    };
+    // As a process does it that is killed while it waits.
+    let (_answer, reply) = pair();
+    let request = wire::Request::Ioctl { number: WAIT_EVENTS.number(), argument: wait.as_bytes() };
+    wire::send(&kfd, &request.encode(), &[reply.as_fd()]).unwrap();
+    let begun = Instant::now();
+    while served.host().calls("WAIT_EVENTS") == 0 {
+        assert!(begun.elapsed() < PATIENCE, "it was to wait");
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(kfd);
     served.assert_tidy();
 }
 
