@@ -46,7 +46,7 @@ pub struct BoPlan {
     pub flags: u32,
     /// Whether all GPUs of the machine have it in their address spaces, or only its own.
     pub all_gpus: bool,
-    /// Whether the CPU has it mapped.
+    /// Whether the CPU has it mapped; VRAM is public then.
     pub host_visible: bool,
 }
 
@@ -228,6 +228,9 @@ impl Application {
             flags: plan.flags,
             ..AllocMemoryOfGpu::default()
         };
+        if plan.host_visible && plan.flags & flags::VRAM != 0 {
+            args.flags |= flags::PUBLIC;
+        }
         if plan.flags & flags::USERPTR != 0 {
             let failed = |_| self.kfd.failed("mmap", nix::errno::Errno::ENOMEM);
             let len = usize::try_from(plan.size).unwrap_or(usize::MAX);
@@ -262,7 +265,7 @@ impl Application {
             handle: args.handle,
             va: args.va_addr,
             size: plan.size,
-            flags: plan.flags,
+            flags: args.flags,
             mmap_offset: args.mmap_offset,
             memory,
         })

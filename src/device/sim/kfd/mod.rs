@@ -7,9 +7,10 @@
 //!  settings           versions, apertures, clocks, policies: small answers
 //!  memory, dmabuf     BOs and where GPUs see them
 //!  queue, event, svm  the objects that a checkpoint serialises
+//!  needs, gate        what a queue cannot do without, and what it cannot do while it is stopped
 //!  criu               CRIU_OP
 //!  mapping            mmap of /dev/kfd
-//!  inspect, fill      what tests ask of a process and do to its memory
+//!  inspect, fill, scribble  what tests ask of a process and do to its memory
 //! ```
 
 use std::{
@@ -32,9 +33,11 @@ mod criu;
 mod dmabuf;
 mod event;
 mod fill;
+mod gate;
 mod inspect;
 mod mapping;
 mod memory;
+mod needs;
 mod process;
 mod queue;
 mod scribble;
@@ -47,8 +50,8 @@ mod tests;
 pub use fill::Fill;
 pub use inspect::{BoInfo, EventInfo, QueueInfo, QueueState};
 pub(super) use mapping::map;
+pub(super) use needs::{EOP_SIZE, save_area};
 use process::KfdProcess;
-pub(super) use queue::{EOP_SIZE, save_area};
 pub use scribble::Scribble;
 
 /// What the kernel answers to a queue of a type that it does not know; user space has no name

@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use super::{
     super::{SimHost, object::Object},
     fill::random,
-    queue::Gate,
+    gate::Gate,
 };
 
 /// Changes words of a BO while a queue runs, until dropped.

@@ -12,6 +12,7 @@ use super::{
             DOORBELL_SLICE, HANDLE_END, NewBo, bind, map_on, new_bo, read_array, register_offset,
             write_array,
         },
+        needs::places,
         queue::{self, Properties},
         settings::xnack_possible,
         svm::attribute_count,
@@ -286,9 +287,9 @@ fn restore_queue(io: &Io<'_, '_>, data: &mut Private) -> nix::Result<()> {
         control_stack_size: record.ctl_stack_size,
     };
     let wanted = Some((record.sdma_id, record.doorbell_id));
-    let places = queue::places(state, profile, io.pid, place, &properties, wanted)?;
+    let found = places(state, profile, io.pid, place, &properties, wanted)?;
     // A queue that was restored does not hold its buffers.
-    let queue = queue::new_queue(place, properties, places, Vec::new(), profile);
+    let queue = queue::new_queue(place, properties, found, Vec::new(), profile);
     let process = state.kfd.process(io.pid)?;
     queue::restore(process, record.q_id, queue, (mqd, control_stack))
 }

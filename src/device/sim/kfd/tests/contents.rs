@@ -134,3 +134,33 @@ fn applications_of_several_processes_do_not_meet() {
     assert_eq!(sums.len(), 4);
     assert_eq!(host.bos(one.process().pid())[1].mapped.len(), 1);
 }
+
+#[test]
+fn memory_that_the_cpu_has_mapped_is_the_same_memory() {
+    let visible = |plan| BoPlan { host_visible: true, ..plan };
+    let plan = [
+        visible(BoPlan::vram(0, 8192)),
+        visible(BoPlan::gtt(1, 8192)),
+        BoPlan { flags: flags::DOORBELL, ..visible(BoPlan::vram(1, 8192)) },
+    ];
+    let source = Source::new(machine(2), &plan);
+    let (host, pid) = (&source.host, source.pid());
+    for bo in &source.app.bos()[..2] {
+        bo.memory.as_ref().unwrap().write(4096, b"by the CPU");
+        let mut there = [0; 10];
+        host.read_bo(pid, bo.va, 4096, &mut there).unwrap();
+        assert_eq!(&there, b"by the CPU");
+        host.write_bo(pid, bo.va, 5000, b"from outside").unwrap();
+        let mut there = [0; 12];
+        bo.memory.as_ref().unwrap().read(5000, &mut there);
+        assert_eq!(&there, b"from outside");
+    }
+    assert_ne!(source.app.bos()[0].flags & flags::PUBLIC, 0);
+    assert!(source.app.bos()[2].memory.is_some());
+    let private =
+        Application::start(&host.process(Credentials::USER), &[BoPlan::vram(0, 4096)]).unwrap();
+    let mapped = private.renders()[0].map(private.bos()[0].mmap_offset, 4096);
+    assert_eq!(errno(&mapped.unwrap_err()), Errno::EPERM);
+    let other = private.renders()[0].map(source.app.bos()[0].mmap_offset, 8192);
+    assert_eq!(errno(&other.unwrap_err()), Errno::EACCES);
+}

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    abi::kfd::{CriuDeviceBucket, flags},
+    abi::kfd::{CriuDeviceBucket, SET_EVENT, SET_XNACK_MODE, SetEvent, SetXnackMode, flags},
     device::{
         Checkpoint, Driver, Kfd, RestoredBo,
         sim::{
@@ -160,4 +160,39 @@ fn a_process_moves_to_another_machine() {
         assert_eq!(host.events(pid).len(), 4);
         drop((other, host));
     }
+}
+
+#[test]
+fn events_that_are_set_and_ranges_with_attributes_move_too() {
+    let machine = Machine::new(&Profile::gfx90a(), 2);
+    let source = Source::new(machine.clone(), &[]);
+    let (kfd, events) = (source.app.kfd(), source.app.events());
+    let mut set = SetEvent { event_id: events[1], pad: 0 };
+    // SAFETY: the argument has no addresses.
+    unsafe { kfd.call(&SET_EVENT, &mut set) }.unwrap();
+    let id = source.host.gpu_ids()[1];
+    let mut xnack = SetXnackMode { xnack_enabled: -1 };
+    // SAFETY: the argument has no addresses.
+    unsafe { kfd.call(&SET_XNACK_MODE, &mut xnack) }.unwrap();
+    let process = source.app.process();
+    let file = process.open(std::path::Path::new(crate::device::KFD_NODE)).unwrap();
+    assert_eq!(super::svm(&*file, 0, (0x1000_0000, 1 << 20), &[(0, id), (3, id), (5, 1)]), Ok(1));
+    let checkpoint = source.checkpoint();
+    assert_eq!(checkpoint.info.objects, 2 + 4 + 1);
+
+    let host = SimHost::new(machine.moved(140, 0x80)).unwrap();
+    let target = Target::new(&host);
+    target.restore(&checkpoint).unwrap();
+    let pid = target.task.pid();
+    assert_eq!(host.events(pid), source.host.events(source.pid()));
+    assert!(host.events(pid)[1].signaled);
+    let file = target.task.open(std::path::Path::new(crate::device::KFD_NODE)).unwrap();
+    let get = |kind, value| super::svm(&*file, 1, (0x1000_0000, 1 << 20), &[(kind, value)]);
+    // By the names that the GPUs had.
+    assert_eq!(get(0, 0), Ok(id));
+    assert_eq!(get(5, 0), Ok(1));
+    assert_eq!(get(2, host.gpu_ids()[1]), Err(nix::errno::Errno::EINVAL));
+    // And all of it is in the next checkpoint.
+    let info = target.kfd.process_info().unwrap();
+    assert_eq!(target.kfd.checkpoint(info).unwrap().private, checkpoint.private);
 }

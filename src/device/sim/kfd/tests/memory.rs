@@ -174,18 +174,7 @@ fn dma_bufs_share_the_memory() {
 #[test]
 fn shared_virtual_memory_keeps_its_addresses() {
     let bench = Bench::bound(KernelRelease::V6_12);
-    let call = |op: u32, start: u64, size: u64, attributes: &[(u32, u32)]| {
-        let count = u32::try_from(attributes.len()).unwrap();
-        let args = SvmArgs { start_addr: start, size, op, nattr: count };
-        let mut bytes = args.as_bytes().to_vec();
-        for (kind, value) in attributes {
-            bytes.extend([kind.to_le_bytes(), value.to_le_bytes()].concat());
-        }
-        let len = u32::try_from(bytes.len()).unwrap();
-        // SAFETY: nothing is read or written through the addresses.
-        let answer = unsafe { bench.kfd.ioctl(0xc000_4b20 | len << 16, &mut bytes) };
-        answer.map(|()| u32::from_prefix(&bytes[bytes.len() - 4..]))
-    };
+    let call = |op, start, size, attributes: &[_]| svm(&*bench.kfd, op, (start, size), attributes);
     assert!(call(0, VA, 8192, &[(5, 1), (2, bench.id(0))]).is_ok());
     assert_eq!(call(0, VA, 100, &[(5, 1)]), Err(Errno::EINVAL));
     assert_eq!(call(0, VA, 4096, &[(9, 1)]), Err(Errno::EINVAL));

@@ -170,3 +170,21 @@ fn owned(fd: u32) -> std::os::fd::OwnedFd {
     // SAFETY: the call has just made it, and nobody else has its number.
     unsafe { std::os::fd::OwnedFd::from_raw_fd(fd.cast_signed()) }
 }
+
+/// Sets (0) or gets (1) attributes of a range: the value of the last of them afterwards.
+fn svm(
+    kfd: &dyn DeviceFile,
+    op: u32,
+    (start_addr, size): (u64, u64),
+    attributes: &[(u32, u32)],
+) -> nix::Result<u32> {
+    let nattr = u32::try_from(attributes.len()).unwrap();
+    let mut bytes = SvmArgs { start_addr, size, op, nattr }.as_bytes().to_vec();
+    for (kind, value) in attributes {
+        bytes.extend([kind.to_le_bytes(), value.to_le_bytes()].concat());
+    }
+    let len = u32::try_from(bytes.len()).unwrap();
+    // SAFETY: nothing is read or written through the addresses.
+    let answer = unsafe { kfd.ioctl(0xc000_4b20 | len << 16, &mut bytes) };
+    answer.map(|()| u32::from_prefix(&bytes[bytes.len() - 4..]))
+}

@@ -1,0 +1,63 @@
+//! What stands between the shaders of a queue and memory.
+
+use std::sync::{
+    Condvar, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+/// Holds up whoever plays the shaders of a queue while the queue does not run.
+#[derive(Debug, Default)]
+pub(super) struct Gate {
+    open: AtomicBool,
+    ended: AtomicBool,
+    writing: Mutex<()>,
+    condition: Condvar,
+}
+
+impl Gate {
+    pub(super) fn open(&self) {
+        let _writing = self.lock();
+        self.open.store(true, Ordering::Release);
+        self.condition.notify_all();
+    }
+
+    /// Nothing is written any more when this returns.
+    pub(super) fn close(&self) {
+        // The flag first: whoever writes sees it after its next words and goes to sleep.
+        self.open.store(false, Ordering::Release);
+        drop(self.lock());
+    }
+
+    pub(super) fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+        self.close();
+        let _writing = self.lock();
+        self.condition.notify_all();
+    }
+
+    /// Does some work while the gate is open; false when there will be no more, or `stop` is set.
+    pub(super) fn pass(&self, stop: &AtomicBool, work: impl FnOnce()) -> bool {
+        let mut writing = self.lock();
+        loop {
+            if self.ended.load(Ordering::Acquire) || stop.load(Ordering::Acquire) {
+                return false;
+            }
+            if self.open.load(Ordering::Acquire) {
+                break;
+            }
+            writing = self.condition.wait(writing).unwrap_or_else(PoisonError::into_inner);
+        }
+        work();
+        true
+    }
+
+    /// Wakes those who wait, to look at their `stop` again.
+    pub(super) fn nudge(&self) {
+        let _writing = self.lock();
+        self.condition.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
