@@ -107,6 +107,13 @@ impl Bounds {
         Ok(())
     }
 
+    /// With what else was measured.
+    pub(super) fn extend(&mut self, more: Bounds) {
+        for (part, alone) in more.parts {
+            self.parts.entry(part).or_default().extend(alone);
+        }
+    }
+
     /// The middle rate of a part.
     pub(super) fn rate(&self, part: &str) -> Option<f64> {
         median(self.parts.get(part)?.iter().map(|alone| alone.rate))
@@ -227,7 +234,7 @@ impl Drain for Nowhere {
 }
 
 fn copies_out(lab: &Lab<'_>) -> Result<(u64, f64)> {
-    lab.stopped(|_, contents| {
+    lab.dumped(|contents| {
         let jobs = contents.into_iter().map(|contents| DumpJob { contents, drain: Nowhere });
         let jobs = jobs.collect();
         let began = Instant::now();

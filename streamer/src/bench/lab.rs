@@ -1,7 +1,7 @@
 //! What all runs of a scenario share: the application that is dumped, the ring, and for restores an
 //! image of it.
 
-use std::{path::Path, time::Duration};
+use std::{collections::HashSet, path::Path, time::Duration};
 
 use tempfile::TempDir;
 use vramstream::{
@@ -21,7 +21,7 @@ use crate::{
     progress::Progress,
     rig::{Source, State, Target},
     signals::Signals,
-    transport::{Destination, Origin},
+    transport::{Destination, Origin, null::NullDestination},
     vram::{self, Moved},
 };
 
@@ -114,6 +114,27 @@ impl<'a> Lab<'a> {
         Ok(done)
     }
 
+    /// The same for what a dump alone is of: the scenario's memory, without what the simulated
+    /// runtime has besides.
+    pub(super) fn dumped<T>(&self, work: impl FnOnce(Vec<Contents>) -> Result<T>) -> Result<T> {
+        let paused = self.source.pause()?;
+        let mut checkpoint = paused.checkpoint()?;
+        if self.scenario.direction == Direction::Dump {
+            let planned = self.source.application().bos().iter().map(|bo| bo.va);
+            let planned: HashSet<u64> = planned.collect();
+            checkpoint.bos.retain(|bo| planned.contains(&bo.bucket.addr));
+        }
+        let done = work(self.source.divide(checkpoint).1)?;
+        paused.unpause()?;
+        Ok(done)
+    }
+
+    /// A run that does not count.
+    pub(super) fn warm_up(&self) -> Result<()> {
+        let destination = Box::new(NullDestination::new(self.scenario.shards));
+        self.dumped(|contents| self.move_out(contents, destination)).map(|_| ())
+    }
+
     /// Another machine with the application on it, but not its contents.
     pub(super) fn target(&self, state: &State) -> Result<(Target, Vec<Contents>)> {
         let machine = self.scenario.machine().moved(200, 0x40);
@@ -139,7 +160,7 @@ impl<'a> Lab<'a> {
         let scratch = places::scratch(&self.scenario.sink)?;
         let (destination, far) =
             places::one_way(self.scenario, scratch.as_ref().map(TempDir::path))?;
-        self.stopped(|_, contents| {
+        self.dumped(|contents| {
             let meter = Meter::start()?;
             let moved = self.move_out(contents, destination)?;
             far.join()?;

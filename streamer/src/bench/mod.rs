@@ -10,7 +10,7 @@
 //! A [`Scenario`] says what is moved where. Every run of it is preceded by runs of the parts alone:
 //! the copies without anything behind them, the checksums without anything before them, the sink
 //! fed with chunks that are ready. These say what could be reached, on this machine and at this
-//! time; see [`bounds`](Bounds). Goals are scenarios with something to reach.
+//! time; see [`bounds`](Bounds). [`goals`](mod@goals) are scenarios with something to reach.
 //!
 //! # What the figures mean
 //!
@@ -22,19 +22,25 @@
 //! This module does not know how anything is moved: it uses what a real dump and restore use.
 
 mod bounds;
+pub mod goals;
 mod lab;
 mod measure;
 mod places;
+mod plot;
 mod replay;
 mod report;
 mod run;
 mod scenario;
+mod sweep;
 
 pub use bounds::Bounds;
+pub use goals::{Goal, goals};
 pub use measure::Sample;
+pub use plot::plot;
 pub use report::Report;
 pub use run::run;
-pub use scenario::{BoSizes, Bytes, Contents, Direction, Scenario, Sink};
+pub use scenario::{BoSizes, Contents, Direction, Scenario, Sink};
+pub use sweep::{Over, Sweep, sweep};
 
 /// Tells somebody who waits what is being measured.
 pub type Note<'a> = &'a dyn Fn(&str);

@@ -19,9 +19,6 @@ const SLACK: u64 = 256 << 20;
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 
-/// A number of bytes, or of bytes in a second.
-pub type Bytes = ByteSize;
-
 /// What is measured.
 #[derive(Debug, Clone)]
 pub struct Scenario {

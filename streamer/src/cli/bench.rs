@@ -1,6 +1,6 @@
 //! `vramstream bench`: its options, and what is done with them.
 
-use std::{num::NonZeroU64, path::PathBuf, time::Duration};
+use std::{fmt, num::NonZeroU64, path::PathBuf, time::Duration};
 
 use clap::{Args, CommandFactory, Subcommand, ValueEnum, error::ErrorKind};
 use vramstream::{
@@ -10,10 +10,13 @@ use vramstream::{
 
 use super::{Cli, Options};
 use crate::{
-    bench::{self, BoSizes, Contents, Direction, Report, Scenario, Sink},
+    bench::{self, BoSizes, Contents, Direction, Over, Scenario, Sink, goals},
     error::Result,
     signals::Signals,
 };
+
+/// How often the goals are measured.
+const GOAL_RUNS: u32 = 5;
 
 /// Options of `bench`.
 #[derive(Debug, Args)]
@@ -35,6 +38,40 @@ pub struct Bench {
 enum What {
     /// Measure one scenario
     Run(Wanted),
+    /// Measure one scenario with rings of many sizes, or with 1 to 8 GPUs
+    Sweep(Swept),
+}
+
+/// A scenario, again and again.
+#[derive(Debug, Args)]
+struct Swept {
+    /// What changes
+    #[arg(long, value_enum)]
+    over: Axis,
+
+    /// Draw the throughput into this file, as SVG
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+
+    #[command(flatten)]
+    wanted: Wanted,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Axis {
+    /// Size of the ring
+    Ring,
+    /// Number of GPUs
+    Gpus,
+}
+
+impl From<Axis> for Over {
+    fn from(axis: Axis) -> Self {
+        match axis {
+            Axis::Ring => Over::Ring,
+            Axis::Gpus => Over::Gpus,
+        }
+    }
 }
 
 /// A scenario.
@@ -160,6 +197,11 @@ impl Bench {
     pub(super) fn check_or_exit(&self, options: &Options) {
         let checked = match &self.what {
             Some(What::Run(wanted)) => wanted.scenario(self.runs, options).check(),
+            Some(What::Sweep(swept)) => {
+                let scenario = swept.wanted.scenario(self.runs, options);
+                let points = Over::from(swept.over).scenarios(&scenario);
+                points.iter().try_for_each(|(_, scenario)| scenario.check())
+            }
             None => Ok(()),
         };
         if let Err(what) = checked {
@@ -178,17 +220,34 @@ pub(super) fn bench(bench: &Bench, options: &Options) -> Result<()> {
     match &bench.what {
         Some(What::Run(wanted)) => {
             let report = bench::run(&wanted.scenario(bench.runs, options), &signals, &note)?;
-            tell(&report, options);
+            tell(&report, &report, options);
         }
-        None => {}
+        Some(What::Sweep(swept)) => {
+            let scenario = swept.wanted.scenario(bench.runs, options);
+            let sweep = bench::sweep(swept.over.into(), &scenario, &signals, &note)?;
+            tell(&sweep, &sweep, options);
+            if let Some(file) = &swept.plot {
+                bench::plot(&sweep, file)?;
+            }
+        }
+        None => {
+            let wanted = goals::Options {
+                runs: bench.runs.unwrap_or(GOAL_RUNS),
+                dir: bench.dir.clone().unwrap_or_else(std::env::temp_dir),
+                direct: !options.no_direct,
+            };
+            let goals = bench::goals(&wanted, &signals, &note)?;
+            let text: Vec<String> = goals.iter().map(ToString::to_string).collect();
+            tell(&text.join("\n"), &goals, options);
+        }
     }
     Ok(())
 }
 
-fn tell(report: &Report, options: &Options) {
+fn tell(text: &dyn fmt::Display, json: &impl serde::Serialize, options: &Options) {
     if options.json {
-        println!("{}", serde_json::to_string(report).unwrap_or_default());
+        println!("{}", serde_json::to_string(json).unwrap_or_default());
     } else {
-        print!("{report}");
+        print!("{text}");
     }
 }
