@@ -25,11 +25,13 @@
 //! | [`inspect`] | what is in an image, for programs and for people |
 //! | [`commit_gate`] | holds CRIU until the image is safe |
 //! | [`payload`] | the bytes of a chunk on their way to a shard |
+//! | [`bench`] | measures dumps and restores of simulated GPUs |
 //! | [`cli`], [`progress`], [`signals`], [`limits`] | the program around it |
 //! | [`proto`] | generated protobuf messages |
 #![forbid(unsafe_code)]
 
 pub mod absorb;
+pub mod bench;
 pub mod capture;
 pub mod cli;
 pub mod commit_gate;

@@ -22,6 +22,14 @@ pub fn descriptors_for_images() -> usize {
     usize::try_from(limit.saturating_sub(RESERVED_DESCRIPTORS).max(8)).unwrap_or(usize::MAX)
 }
 
+/// What of it programs can have now, as the kernel estimates it.
+pub fn available_bytes() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map_or(u64::MAX, |kib| kib << 10).min(memory_bytes())
+}
+
 /// The memory of this machine, or of the control group if that is less, in bytes.
 pub fn memory_bytes() -> u64 {
     let machine = nix::sys::sysinfo::sysinfo().map_or(1 << 30, |info| info.ram_total());

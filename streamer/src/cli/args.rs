@@ -8,6 +8,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vramstream::{ring::ByteSize, stage};
 
+use super::bench::Bench;
 use crate::{format::FileName, serve::PortMap};
 
 /// Streams CRIU images: from `criu dump --stream` to files, pipes or another host, and back to
@@ -46,6 +47,8 @@ pub enum Command {
     Inspect(SourceArg),
     /// Move a simulated GPU process between simulated machines, and compare every byte
     Selftest,
+    /// Measure dumps and restores of simulated GPUs
+    Bench(Bench),
     /// CRIU's --action-script: hold the dump until the capture has committed
     CommitGate,
 }
@@ -105,11 +108,11 @@ pub struct Options {
     #[arg(long, value_name = "WHERE", global = true)]
     pub from: Option<Place>,
 
-    /// capture --to file:DIR: how many files
+    /// capture --to file:DIR: how many files; bench: how many shards
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=256), global = true)]
     pub shards: u32,
 
-    /// capture --to tcp://HOST:PORT: how many connections
+    /// capture --to tcp://HOST:PORT, bench --sink tcp: how many connections
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=256), global = true)]
     pub connections: u32,
 
@@ -121,7 +124,7 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Format::Native, global = true)]
     pub format: Format,
 
-    /// capture: compression; auto stores raw what does not shrink, and does not slow a fast link
+    /// capture, bench: compression; auto stores raw what does not shrink, and does not slow a fast link
     #[arg(long, value_enum, default_value_t = Compress::None, global = true)]
     pub compress: Compress,
 
@@ -142,7 +145,8 @@ pub struct Options {
     #[arg(long, global = true)]
     pub no_direct: bool,
 
-    /// Tell what happens as JSON, a line each, on standard error (inspect, verify: on standard output)
+    /// Tell what happens as JSON, a line each, on standard error (inspect, verify,
+    /// selftest, bench: what was found out, on standard output)
     #[arg(long, global = true)]
     pub json: bool,
 

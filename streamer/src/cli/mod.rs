@@ -19,11 +19,13 @@ use std::{
 use clap::Parser;
 
 mod args;
+mod bench;
 mod commands;
 mod descriptors;
 mod places;
 
 pub use args::{Cli, Command, Compress, Format, Options, Place};
+pub use bench::Bench;
 
 use crate::{
     commit_gate,
@@ -68,9 +70,13 @@ fn run(cli: Cli) -> Result<()> {
         Command::Verify(_) => "verify",
         Command::Inspect(_) => "inspect",
         Command::Selftest => "selftest",
+        Command::Bench(_) => "bench",
         Command::CommitGate => return commit_gate(cli.options.images_dir.as_deref()),
     };
     refuse_misplaced(command, &cli.options)?;
+    if let Command::Bench(what) = &cli.command {
+        what.check_or_exit(&cli.options);
+    }
     let progress = progress(command, &cli.options)?;
     let outcome = match cli.command {
         Command::Capture => commands::capture(cli.options, &progress),
@@ -80,6 +86,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Verify(source) => commands::verify(source.image, cli.options, &progress),
         Command::Inspect(source) => commands::inspect(source.image, cli.options, &progress),
         Command::Selftest => commands::selftest(&cli.options),
+        Command::Bench(what) => bench::bench(&what, &cli.options),
         Command::CommitGate => Ok(()),
     };
     if let Err(error) = &outcome {

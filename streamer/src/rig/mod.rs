@@ -169,6 +169,16 @@ impl Target {
         Err(Error::Usage("the restored process does not run again".into()))
     }
 
+    /// Fills all BOs that have contents.
+    pub fn fill(&self, fill: Fill) -> Result<()> {
+        let (host, pid) = (self.host(), self.process.pid());
+        for bo in host.bos(pid).iter().filter(|bo| has_contents(bo.flags)) {
+            host.fill_bo(pid, bo.va, fill)
+                .map_err(Error::io(|| format!("fill the BO at {:#x}", bo.va)))?;
+        }
+        Ok(())
+    }
+
     /// Compares every byte of every BO that has contents with the application it was made from:
     /// how many bytes are the same.
     pub fn compare(&self, source: &Source) -> Result<u64> {
