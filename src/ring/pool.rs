@@ -5,7 +5,10 @@ use std::{
     mem::ManuallyDrop,
     ops::{Deref, DerefMut},
     ptr::NonNull,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -63,6 +66,7 @@ struct Shared {
     chunk_bytes: usize,
     chunks: usize,
     lender: Lender,
+    cpu_writes: AtomicU64,
 }
 
 // SAFETY: `base` is only ever used to make the slice of one chunk, and the free list hands each
@@ -99,6 +103,7 @@ impl Ring {
             chunk_bytes,
             chunks,
             lender: Lender::new(count),
+            cpu_writes: AtomicU64::new(0),
         };
         Ok(Ring { shared: Arc::new(shared) })
     }
@@ -121,6 +126,12 @@ impl Ring {
     /// Chunks that will never be free again, because a device may still be writing to them.
     pub fn condemned(&self) -> usize {
         self.shared.lender.condemned()
+    }
+
+    /// How often somebody in this process has taken a chunk's memory to write to it. What devices and
+    /// the kernel write does not count, so this shows whether bytes were copied on their way.
+    pub fn cpu_writes(&self) -> u64 {
+        self.shared.cpu_writes.load(Ordering::Relaxed)
     }
 
     /// A chunk if one is free. Its contents are whatever its last owner left there.
@@ -215,6 +226,7 @@ impl Deref for Chunk {
 
 impl DerefMut for Chunk {
     fn deref_mut(&mut self) -> &mut [u8] {
+        self.shared.cpu_writes.fetch_add(1, Ordering::Relaxed);
         // SAFETY: as in `deref`, and the exclusive borrow of the only owner makes it exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.shared.chunk_bytes) }
     }
