@@ -61,3 +61,55 @@ impl Gate {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn closing_waits_for_the_round_that_is_under_way() {
+        let (gate, never) = (Gate::default(), AtomicBool::new(false));
+        let done = AtomicBool::new(false);
+        let (started, wait_start) = mpsc::channel();
+        let (release, wait_release) = mpsc::channel::<()>();
+        gate.open();
+        std::thread::scope(|scope| {
+            let (gate, never, done) = (&gate, &never, &done);
+            scope.spawn(move || {
+                gate.pass(never, || {
+                    started.send(()).unwrap();
+                    wait_release.recv().unwrap();
+                    done.store(true, Ordering::Release);
+                })
+            });
+            wait_start.recv().unwrap();
+            let closer = scope.spawn(move || {
+                gate.close();
+                done.load(Ordering::Acquire)
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            release.send(()).unwrap();
+            assert!(closer.join().unwrap(), "closed in the middle of a round");
+        });
+    }
+
+    #[test]
+    fn who_waits_at_a_closed_gate_goes_when_it_opens_or_ends_or_is_told_to_stop() {
+        let passes = |change: fn(&Gate, &AtomicBool)| {
+            let (gate, stop) = (Gate::default(), AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                let waiting = scope.spawn(|| gate.pass(&stop, || ()));
+                change(&gate, &stop);
+                waiting.join().unwrap()
+            })
+        };
+        assert!(passes(|gate, _| gate.open()));
+        assert!(!passes(|gate, _| gate.end()));
+        assert!(!passes(|gate, stop| {
+            stop.store(true, Ordering::Release);
+            gate.nudge();
+        }));
+    }
+}

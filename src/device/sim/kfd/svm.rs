@@ -240,6 +240,11 @@ mod tests {
         let all: Vec<_> =
             ranges.iter().map(|(start, r)| (start, r.size, r.attributes.flags)).collect();
         assert_eq!(all, [(0x1000, 0x1000, 1), (0x2000, 0x2000, 3), (0x4000, 0x2000, 2)]);
+        ranges.set(0x2000, 0x1000, &flag(4));
+        let cut = [(0x1000, 0x1000, 1), (0x2000, 0x1000, 7), (0x3000, 0x1000, 3)];
+        let all: Vec<_> =
+            ranges.iter().map(|(start, r)| (start, r.size, r.attributes.flags)).collect();
+        assert_eq!(all[..3], cut);
         assert!(ranges.covers(0x1000, 0x5000) && !ranges.covers(0x1000, 0x6000));
         assert!(ranges.overlaps(0x5000, 0x1000) && !ranges.overlaps(0x6000, 0x1000));
         assert!(!ranges.overlaps(0, 0x1000) && ranges.overlaps(0, 0x1001));
