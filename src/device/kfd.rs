@@ -187,8 +187,10 @@ impl Kfd {
             num_objects: objects,
             ..CriuArgs::default()
         };
+        // Once: a restore that failed leaves the process partly filled, and a second one would only
+        // stumble over that.
         // SAFETY: as in `checkpoint`.
-        let answer = unsafe { self.node.call(&CRIU_OP, &mut args) };
+        let answer = unsafe { self.node.call_once(&CRIU_OP, &mut args) };
         // Also after a failure: the kernel leaves some descriptors behind, and they pin VRAM.
         let restored: Vec<_> = buckets
             .into_iter()

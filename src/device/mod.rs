@@ -174,6 +174,21 @@ impl Node {
         .map_err(|errno| self.failed(request.name(), errno))
     }
 
+    /// Issues an ioctl once, whatever the answer: for those that leave something half done.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeviceFile::ioctl`].
+    pub unsafe fn call_once<T: Plain>(
+        &self,
+        request: &Request<T>,
+        argument: &mut T,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller vouches for the addresses, and the request for the size.
+        let answer = unsafe { self.file.ioctl(request.number(), argument.as_bytes_mut()) };
+        answer.map_err(|errno| self.failed(request.name(), errno))
+    }
+
     /// Maps memory of the device.
     pub fn map(&self, offset: u64, len: usize) -> Result<DeviceMemory, DeviceError> {
         repeat(|| self.file.map(offset, len)).map_err(|errno| self.failed("mmap", errno))
