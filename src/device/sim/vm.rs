@@ -1,6 +1,9 @@
 //! A GPU's address space: which object is at which address.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use nix::errno::Errno;
 
@@ -41,6 +44,9 @@ impl Mapped {
 #[derive(Debug, Default)]
 pub(super) struct Vm {
     mapped: BTreeMap<u64, Mapped>,
+    /// How many mappings were made by each handle, so that closing one of many handles does not look
+    /// at the mappings of all.
+    by_handle: HashMap<u32, usize>,
 }
 
 impl Vm {
@@ -51,13 +57,29 @@ impl Vm {
         if self.overlaps(va, mapped.len) {
             return Err(Errno::EINVAL);
         }
-        self.mapped.insert(va, mapped);
+        self.insert(va, mapped);
         Ok(())
     }
 
     /// Unmaps what begins at an address; ENOENT where nothing does.
     pub(super) fn unmap(&mut self, va: u64) -> nix::Result<Mapped> {
-        self.mapped.remove(&va).ok_or(Errno::ENOENT)
+        self.remove(va).ok_or(Errno::ENOENT)
+    }
+
+    fn insert(&mut self, va: u64, mapped: Mapped) {
+        *self.by_handle.entry(mapped.handle).or_default() += 1;
+        self.mapped.insert(va, mapped);
+    }
+
+    fn remove(&mut self, va: u64) -> Option<Mapped> {
+        let mapped = self.mapped.remove(&va)?;
+        if let Some(count) = self.by_handle.get_mut(&mapped.handle) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_handle.remove(&mapped.handle);
+            }
+        }
+        Some(mapped)
     }
 
     /// What begins at an address.
@@ -76,9 +98,11 @@ impl Vm {
         self.mapped.range(..end).next_back().is_some_and(|(&start, m)| start + m.len > va)
     }
 
-    /// Removes every mapping that a predicate chooses.
-    pub(super) fn retain(&mut self, keep: impl FnMut(&u64, &mut Mapped) -> bool) {
-        self.mapped.retain(keep);
+    /// Removes every mapping that was made by a handle (0: by KFD).
+    pub(super) fn remove_all_of(&mut self, handle: u32) {
+        if self.by_handle.remove(&handle).is_some() {
+            self.mapped.retain(|_, mapped| mapped.handle != handle);
+        }
     }
 
     /// The mapping that an address is in, and where in it.
@@ -94,15 +118,15 @@ impl Vm {
         while let Some((&start, last)) = self.mapped.range(..end).next_back()
             && start + last.len > va
         {
-            let Some(old) = self.mapped.remove(&start) else { return };
+            let Some(old) = self.remove(start) else { return };
             let old_end = start + old.len;
             if old_end > end {
                 let skip = end - start;
                 let rest = Mapped { offset: old.offset + skip, len: old_end - end, ..old.clone() };
-                self.mapped.insert(end, rest);
+                self.insert(end, rest);
             }
             if start < va {
-                self.mapped.insert(start, Mapped { len: va - start, ..old });
+                self.insert(start, Mapped { len: va - start, ..old });
             }
         }
     }

@@ -133,7 +133,7 @@ pub(super) fn close(host: &SimHost, call: &mut Call<'_>, close: &mut GemClose) -
     let mut state = host.state();
     let file = state.render(call.file)?;
     let handle = file.handles.remove(close.handle).ok_or(Errno::EINVAL)?;
-    file.vm().retain(|_, mapped| mapped.handle != close.handle);
+    file.vm().remove_all_of(close.handle);
     let busy = host.shared.in_flight.using(&handle.object);
     if let Some(job) = busy.iter().find(|job| job.file == call.file)
         && !host.shared.faults.may_hang(file.gpu)

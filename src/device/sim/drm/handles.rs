@@ -1,7 +1,7 @@
 //! The handles of a file: small numbers from 1, one for each object.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -30,6 +30,10 @@ pub(super) enum User {
 pub(super) struct Handles {
     by_number: BTreeMap<u32, Handle>,
     by_object: HashMap<Key, u32>,
+    /// Numbers that were used and are free again.
+    free: BTreeSet<u32>,
+    /// The highest number that was ever used.
+    highest: u32,
 }
 
 /// What tells objects apart: the GPU, and the place in its mmap space.
@@ -45,19 +49,11 @@ impl Handles {
         if let Some(number) = self.of(&object) {
             return number;
         }
-        // The lowest number that is free. Mostly that is the next one.
-        let mut number = 1;
-        let count = u32::try_from(self.by_number.len()).unwrap_or(u32::MAX);
-        if self.by_number.last_key_value().is_some_and(|(&last, _)| last == count) {
-            number = count + 1;
-        } else {
-            for &taken in self.by_number.keys() {
-                if taken != number {
-                    break;
-                }
-                number += 1;
-            }
-        }
+        // The lowest number that is free.
+        let number = self.free.pop_first().unwrap_or_else(|| {
+            self.highest += 1;
+            self.highest
+        });
         self.by_object.insert(key(&object), number);
         self.by_number.insert(number, Handle { object, user });
         number
@@ -79,6 +75,7 @@ impl Handles {
     pub(super) fn remove(&mut self, number: u32) -> Option<Handle> {
         let handle = self.by_number.remove(&number)?;
         self.by_object.remove(&key(&handle.object));
+        self.free.insert(number);
         Some(handle)
     }
 

@@ -194,7 +194,7 @@ pub(super) fn released(host: &SimHost, id: FileId, pid: u32) {
     for device in &mut process.devices {
         let Some(bound) = device.bound.take() else { continue };
         // Memory of KFD has no handle.
-        bound.vm().retain(|_, mapped| mapped.handle != 0);
+        bound.vm().remove_all_of(0);
         if let Ok(render) = state.render(bound.file) {
             render.kfd_pid = None;
         }
