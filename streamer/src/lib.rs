@@ -25,8 +25,9 @@
 //! | [`inspect`] | what is in an image, for programs and for people |
 //! | [`commit_gate`] | holds CRIU until the image is safe |
 //! | [`payload`] | the bytes of a chunk on their way to a shard |
-//! | [`bench`] | measures dumps and restores of simulated GPUs |
 //! | [`cli`], [`progress`], [`signals`], [`limits`] | the program around it |
+//! | [`vram`] | GPU contents as files of an image: between GPU workers and `pack` or `absorb` |
+//! | [`rig`], [`selftest`], [`mod@bench`] | processes on simulated GPUs, moved and measured |
 //! | [`proto`] | generated protobuf messages |
 #![forbid(unsafe_code)]
 

@@ -95,8 +95,12 @@ pub fn selftest(signals: &Signals) -> Result<Report> {
             &silent,
         );
         let sent = sender.join().unwrap_or_else(|_| Err(Error::Panicked("sender".into())));
-        // If both failed, the one who knows the devices of the source says more.
-        received.and_then(|_| sent)
+        match (sent, received) {
+            // Each end hears of the other's failure; the one that did not only hear says more.
+            (Err(Error::Peer { .. } | Error::Silent { .. }), Err(cause)) => Err(cause),
+            (Err(cause), _) | (Ok(_), Err(cause)) => Err(cause),
+            (Ok(moved), Ok(_)) => Ok(moved),
+        }
     });
     let Moved { shards, .. } = moved?;
     target.resume()?;

@@ -27,7 +27,7 @@ use vramstream::{
     abi::kfd::{CriuBoBucket, CriuDeviceBucket, flags},
     device::{
         Checkpoint, Driver, Kfd, RenderNode,
-        sim::{Application, BoPlan, Credentials, Fill, Machine, SimHost, SimProcess},
+        sim::{Application, BoPlan, Credentials, Fill, GpuSpec, Machine, SimHost, SimProcess},
     },
     gpu::{Bo, Contents, Paused},
 };
@@ -218,7 +218,7 @@ fn has_contents(alloc_flags: u32) -> bool {
 
 fn render_node(host: &SimHost, gpu_id: u32) -> PathBuf {
     let at = host.gpu_ids().iter().position(|&id| id == gpu_id);
-    at.and_then(|at| host.machine().gpus.get(at)).map(|gpu| gpu.render_node()).unwrap_or_default()
+    at.and_then(|at| host.machine().gpus.get(at)).map(GpuSpec::render_node).unwrap_or_default()
 }
 
 /// The BOs with contents, GPU by GPU, each in the order of the buckets.

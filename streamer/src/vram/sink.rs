@@ -12,7 +12,7 @@ use vramstream::{
     ring::{Chunk, Ring},
 };
 
-use super::{PagesFile, SIZE_BYTES};
+use super::{PagesFile, SIZE_BYTES, SIZE_LEN};
 use crate::{
     absorb::{ImageSink, Lane},
     error::{Error, Result},
@@ -44,7 +44,7 @@ struct Gpu {
 /// What has come of a file's size.
 #[derive(Debug, Default)]
 struct Size {
-    bytes: [u8; SIZE_BYTES as usize],
+    bytes: [u8; SIZE_LEN],
     /// A bit for each byte that has come.
     seen: u8,
 }
@@ -168,7 +168,7 @@ impl Lane for VramLane {
 
 impl VramLane {
     fn zeros(&mut self, gpu: usize, offset: u64, len: u64) -> Result<()> {
-        let zeros = [0; SIZE_BYTES as usize];
+        let zeros = [0; SIZE_LEN];
         let of_size = SIZE_BYTES.saturating_sub(offset).min(len);
         let of_size = usize::try_from(of_size).unwrap_or(usize::MAX);
         let head = self.head(gpu, offset, &zeros[..of_size])? as u64;

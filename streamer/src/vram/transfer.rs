@@ -84,9 +84,9 @@ fn dump_into(
     // A worker whose feed has failed may be first to say so, and knows less.
     let mut cause = None;
     let gpus = gpu::dump(driver, &options.ring, jobs, options.gpu, &mut || {
-        packer.health().or_else(|error| {
+        packer.health().map_err(|error| {
             cause.get_or_insert(error);
-            Err(Error::GivenUp)
+            Error::GivenUp
         })?;
         check()
     });
