@@ -68,13 +68,18 @@ impl Bos {
         Ok(BoId(self.bound.len() - 1))
     }
 
-    /// Unmaps a BO and closes its handle.
+    /// Unmaps a BO and closes its handle. Where nobody else has the handle that is one call: the
+    /// kernel unmaps what a handle that is closed was mapped at.
     pub(super) fn release(&mut self, render: &RenderNode, id: BoId) -> Result<(), DeviceError> {
         let Some(bound) = self.bound.get_mut(id.0).and_then(Option::take) else { return Ok(()) };
         self.free.push(id.0);
-        let unmapped = render.unmap(bound.handle, bound.address, bound.size);
-        let closed = self.close(render, bound.handle);
-        unmapped.and(closed)
+        match self.handles.get_mut(&bound.handle) {
+            Some(users) if *users > 1 => {
+                *users -= 1;
+                render.unmap(bound.handle, bound.address, bound.size)
+            }
+            _ => self.close(render, bound.handle),
+        }
     }
 
     /// Releases all of them, up to the first failure.

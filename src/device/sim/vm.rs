@@ -44,9 +44,9 @@ impl Mapped {
 #[derive(Debug, Default)]
 pub(super) struct Vm {
     mapped: BTreeMap<u64, Mapped>,
-    /// How many mappings were made by each handle, so that closing one of many handles does not look
-    /// at the mappings of all.
-    by_handle: HashMap<u32, usize>,
+    /// The addresses of what was mapped by each handle, so that nobody who asks for those of one of
+    /// many handles looks at the mappings of all.
+    by_handle: HashMap<u32, Vec<u64>>,
 }
 
 impl Vm {
@@ -67,15 +67,15 @@ impl Vm {
     }
 
     fn insert(&mut self, va: u64, mapped: Mapped) {
-        *self.by_handle.entry(mapped.handle).or_default() += 1;
+        self.by_handle.entry(mapped.handle).or_default().push(va);
         self.mapped.insert(va, mapped);
     }
 
     fn remove(&mut self, va: u64) -> Option<Mapped> {
         let mapped = self.mapped.remove(&va)?;
-        if let Some(count) = self.by_handle.get_mut(&mapped.handle) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(addresses) = self.by_handle.get_mut(&mapped.handle) {
+            addresses.retain(|&address| address != va);
+            if addresses.is_empty() {
                 self.by_handle.remove(&mapped.handle);
             }
         }
@@ -98,10 +98,15 @@ impl Vm {
         self.mapped.range(..end).next_back().is_some_and(|(&start, m)| start + m.len > va)
     }
 
+    /// Whether anything is mapped by a handle.
+    pub(super) fn has_any_of(&self, handle: u32) -> bool {
+        self.by_handle.contains_key(&handle)
+    }
+
     /// Removes every mapping that was made by a handle (0: by KFD).
     pub(super) fn remove_all_of(&mut self, handle: u32) {
-        if self.by_handle.remove(&handle).is_some() {
-            self.mapped.retain(|_, mapped| mapped.handle != handle);
+        for va in self.by_handle.remove(&handle).unwrap_or_default() {
+            self.mapped.remove(&va);
         }
     }
 

@@ -50,7 +50,7 @@ pub(super) fn gem_va(host: &SimHost, call: &mut Call<'_>, va: &mut GemVa) -> nix
         let busy = host.shared.in_flight.using(&object);
         vm.unmap(start)?;
         // A job may be using it at another address.
-        let elsewhere = vm.iter().any(|(_, mapped)| mapped.handle == va.handle);
+        let elsewhere = vm.has_any_of(va.handle);
         drop(vm);
         let sure = !elsewhere && !host.shared.faults.may_hang(file.gpu);
         if let Some(job) = busy.first().filter(|_| sure) {
