@@ -5,7 +5,7 @@ use std::{collections::VecDeque, os::fd::AsFd, sync::Arc, time::Instant};
 use super::{
     Contents, GpuError, GpuStats, Options, copies_in_flight,
     plan::{Part, Plan},
-    workers::{Ended, Stop, Work, Workers, device},
+    workers::{self, Ended, Stop, Work, Workers, device},
 };
 use crate::{
     device::{
@@ -94,10 +94,7 @@ impl<'a, D: Drain> Worker<'a, D> {
     ) -> Result<Self, Ended<D::Error>> {
         let gpu_id = contents.gpu_id;
         let began = Instant::now();
-        let plan = Plan::new(contents.bos.iter().map(|bo| bo.size)).ok_or_else(|| {
-            let what = "its BOs are too many or too large to be believed".to_owned();
-            Ended::Failed(GpuError::Contents { gpu_id, what })
-        })?;
+        let plan = workers::plan(&contents)?;
         let queue = CopyQueue::open(driver, &contents.node, &ring, Direction::ToHost, limits)
             .map_err(device(gpu_id))?;
         let depth = queue.depth();

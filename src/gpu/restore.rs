@@ -7,7 +7,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 use super::{
     Contents, GpuError, GpuStats, Options, copies_in_flight,
     plan::{Part, Plan},
-    workers::{Ended, LOOK_UP, Stop, Work, Workers, device},
+    workers::{self, Ended, LOOK_UP, Stop, Work, Workers, device},
 };
 use crate::{
     device::{
@@ -154,10 +154,7 @@ impl<'a> Worker<'a> {
     ) -> Result<Self, Ended<E>> {
         let gpu_id = contents.gpu_id;
         let began = Instant::now();
-        let plan = Plan::new(contents.bos.iter().map(|bo| bo.size)).ok_or_else(|| {
-            let what = "its BOs are too many or too large to be believed".to_owned();
-            Ended::Failed(GpuError::Contents { gpu_id, what })
-        })?;
+        let plan = workers::plan(&contents)?;
         let queue = CopyQueue::open(driver, &contents.node, ring, Direction::ToDevice, limits)
             .map_err(device(gpu_id))?;
         let progress = |size| Progress { mapped: None, missing: size, in_flight: 0 };

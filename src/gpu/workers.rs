@@ -10,7 +10,7 @@ use std::{
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
-use super::{GpuError, GpuStats};
+use super::{Contents, GpuError, GpuStats, plan::Plan};
 use crate::{
     device::DeviceError,
     ring::{Chunk, Ring},
@@ -224,6 +224,14 @@ impl<E: std::error::Error + 'static> Drop for Guard<'_, E> {
             raise(self.stop, self.first, GpuError::Panicked { gpu_id: self.gpu_id });
         }
     }
+}
+
+/// Where each BO of a GPU is in its contents.
+pub(super) fn plan<E: std::error::Error + 'static>(contents: &Contents) -> Result<Plan, Ended<E>> {
+    Plan::new(contents.bos.iter().map(|bo| bo.size)).ok_or_else(|| {
+        let what = "its BOs are too many or too large to be believed".to_owned();
+        Ended::Failed(GpuError::Contents { gpu_id: contents.gpu_id, what })
+    })
 }
 
 /// Names the GPU of a device's failure.
