@@ -2,15 +2,17 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use vramstream::{
-    ring::Ring,
-    stage::{self, Crc32, ZeroChecksums},
-};
+use vramstream::{ring::Ring, stage::ZeroChecksums};
 
-use super::{WAIT, frames::FileState, shared::Shared, stages::Job};
+use super::{
+    WAIT,
+    frames::FileState,
+    job::{Job, look},
+    shared::Shared,
+};
 use crate::{
     error::{Error, Result},
-    format::{ChunkHeader, Codec, FileName},
+    format::FileName,
     payload::Payload,
 };
 
@@ -104,21 +106,4 @@ impl Clone for Feed {
     fn clone(&self) -> Self {
         Feed::new(&self.shared)
     }
-}
-
-/// Looks at the bytes of a chunk. One that is zero gives its memory back.
-pub(super) fn look(
-    state: &FileState,
-    offset: u64,
-    payload: Payload,
-    zeros: &mut ZeroChecksums,
-) -> (ChunkHeader, Option<Payload>) {
-    let bytes = payload.bytes();
-    // What is longer than the format allows is refused where it is encoded.
-    let raw_len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-    let zero = stage::is_zero(bytes);
-    let crc = if zero { zeros.of(raw_len) } else { Crc32::of(bytes).value };
-    let (codec, stored_len) = if zero { (Codec::Zero, 0) } else { (Codec::Raw, raw_len) };
-    let header = ChunkHeader { file: state.file, offset, raw_len, stored_len, codec, crc, pad: 0 };
-    (header, (!zero).then_some(payload))
 }

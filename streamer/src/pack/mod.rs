@@ -49,6 +49,7 @@ use crate::{
 
 mod feed;
 mod frames;
+mod job;
 mod memory;
 mod queue;
 mod shared;

@@ -9,8 +9,8 @@ use vramstream::{ring::Ring, stage::Compression};
 
 use super::{
     frames::{FileState, Frame},
+    job::Job,
     queue::{Open, Queue},
-    stages::Job,
 };
 use crate::{
     error::{Error, Result},

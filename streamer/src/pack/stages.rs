@@ -6,8 +6,8 @@ use crossbeam_channel::Receiver;
 use vramstream::stage::{Compression, Lz4Table, ZeroChecksums, lz4_bound};
 
 use super::{
-    feed::look,
     frames::{FileState, Frame},
+    job::{Job, look},
     shared::Shared,
 };
 use crate::{
@@ -18,15 +18,6 @@ use crate::{
 
 /// How often the end looks whether the threads are done.
 const POLL: Duration = Duration::from_millis(1);
-
-/// A chunk on its way to the shards.
-pub(super) struct Job {
-    pub state: Arc<FileState>,
-    pub offset: u64,
-    pub payload: Payload,
-    /// What is known of it, if somebody has looked at it already: then it is worth a try.
-    pub header: Option<ChunkHeader>,
-}
 
 /// The threads, at work.
 #[derive(Default)]
