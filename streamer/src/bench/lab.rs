@@ -94,7 +94,7 @@ impl<'a> Lab<'a> {
         let mut stored = self.stored()?.ok_or(Error::Empty)?;
         let scenario = self.scenario;
         if !matches!(scenario.sink, Sink::Pipe | Sink::Tcp) {
-            return Ok((ThrottledOrigin::new(scenario, stored), FarEnd::nobody()));
+            return Ok((ThrottledOrigin::wrap(scenario, stored), FarEnd::nobody()));
         }
         let (destination, origin) = places::link(scenario)?;
         let destination = places::throttled(scenario, destination);
@@ -141,9 +141,7 @@ impl<'a> Lab<'a> {
         let (target, contents) = Target::start(machine, state)?;
         // Memory that was never written costs more to write, which real VRAM does not; and what was
         // there before must not look like what is to come.
-        if !matches!(BEFORE, Fill::Zeros) {
-            target.fill(BEFORE)?;
-        }
+        target.fill(BEFORE)?;
         Ok((target, contents))
     }
 
@@ -204,7 +202,7 @@ impl<'a> Lab<'a> {
         let destination = places::throttled(scenario, places::files(scenario, dir));
         let meter = Meter::start()?;
         let mut moved = self.move_out(contents, destination)?;
-        let mut origin = ThrottledOrigin::new(scenario, places::files_origin(dir));
+        let mut origin = ThrottledOrigin::wrap(scenario, places::files_origin(dir));
         moved.gpus.extend(self.move_in(target, places, origin.as_mut())?.gpus);
         Ok((meter, moved))
     }

@@ -34,7 +34,6 @@ mod scenario;
 mod sweep;
 
 pub use bounds::Bounds;
-pub use goals::{Goal, goals};
 pub use measure::Sample;
 pub use plot::plot;
 pub use report::Report;

@@ -160,7 +160,7 @@ pub(super) struct ThrottledOrigin {
 
 impl ThrottledOrigin {
     /// With the scenario's rate, if it has one.
-    pub(super) fn new(scenario: &Scenario, inner: Box<dyn Origin>) -> Box<dyn Origin> {
+    pub(super) fn wrap(scenario: &Scenario, inner: Box<dyn Origin>) -> Box<dyn Origin> {
         match scenario.sink_rate {
             None => inner,
             Some(rate) => Box::new(ThrottledOrigin { inner, rate: Rate::new(rate) }),

@@ -48,7 +48,7 @@ pub enum Command {
     /// Move a simulated GPU process between simulated machines, and compare every byte
     Selftest,
     /// Measure dumps and restores of simulated GPUs
-    Bench(Bench),
+    Bench(Box<Bench>),
     /// CRIU's --action-script: hold the dump until the capture has committed
     CommitGate,
 }

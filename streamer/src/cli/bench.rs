@@ -236,7 +236,7 @@ pub(super) fn bench(bench: &Bench, options: &Options) -> Result<()> {
                 dir: bench.dir.clone().unwrap_or_else(std::env::temp_dir),
                 direct: !options.no_direct,
             };
-            let goals = bench::goals(&wanted, &signals, &note)?;
+            let goals = goals::goals(&wanted, &signals, &note)?;
             let text: Vec<String> = goals.iter().map(ToString::to_string).collect();
             tell(&text.join("\n"), &goals, options);
         }
