@@ -23,8 +23,10 @@ use crate::abi::{
     },
 };
 
-/// The flags of a plain mapping.
-const PLAIN: u32 = va_flag::READABLE | va_flag::WRITEABLE | va_flag::EXECUTABLE;
+/// The flags of a plain mapping. Page tables are written with the next submission that names the
+/// memory, all at once: for thousands of small BOs that is much less work than one by one.
+const PLAIN: u32 =
+    va_flag::READABLE | va_flag::WRITEABLE | va_flag::EXECUTABLE | va_flag::DELAY_UPDATE;
 
 /// What a GPU says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -191,7 +193,7 @@ impl RenderNode {
         unsafe { self.node.call(&GEM_CLOSE, &mut GemClose { handle, pad: 0 }) }
     }
 
-    /// Maps all of a handle's `bytes` at a GPU address.
+    /// Maps all of a handle's `bytes` at a GPU address, for submissions from now on that name it.
     pub fn map(&self, handle: u32, address: u64, bytes: u64) -> Result<(), DeviceError> {
         self.va(va_op::MAP, handle, address, bytes)
     }
