@@ -8,6 +8,7 @@
 //! where it has none, since to ask the file costs more than to copy a few pages.
 
 use std::{
+    collections::HashMap,
     fs::File,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{
@@ -33,24 +34,33 @@ const GAP: u64 = 4096;
 /// The unit in which a piece remembers that all of it was written.
 const BLOCK: u64 = 64 << 10;
 
+/// Pieces that are much smaller than this share mappings of so many bytes: thousands of mappings
+/// would make every look at the list of them slow.
+const SEGMENT: u64 = 256 << 20;
+
 /// A sparse memory file.
 #[derive(Debug)]
 pub(super) struct Arena {
     file: File,
     end: Mutex<u64>,
+    /// What is mapped for small pieces, by where it begins in the file.
+    segments: Mutex<HashMap<u64, Arc<DeviceMemory>>>,
 }
 
 impl Arena {
     pub(super) fn new(name: &str) -> nix::Result<Arc<Self>> {
         let file = memfd_create(name, MFdFlags::MFD_CLOEXEC)?.into();
-        Ok(Arc::new(Arena { file, end: Mutex::new(0) }))
+        Ok(Arc::new(Arena { file, end: Mutex::new(0), segments: Mutex::default() }))
     }
 
     /// A piece of zeros; `len` is a multiple of the page size.
     pub(super) fn piece(self: &Arc<Self>, len: u64) -> nix::Result<Piece> {
         // The lock is held while the file grows, so that it never becomes shorter.
         let mut last = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = *last;
+        let mut start = *last;
+        if is_small(len) && start / SEGMENT != (start + len) / SEGMENT {
+            start = start.next_multiple_of(SEGMENT);
+        }
         let end = start.checked_add(len).and_then(|end| end.checked_add(GAP));
         let end = end.ok_or(Errno::ENOMEM)?;
         let signed = i64::try_from(end).map_err(|_| Errno::ENOMEM)?;
@@ -61,9 +71,28 @@ impl Arena {
             start,
             len,
             memory: OnceLock::new(),
+            segment: OnceLock::new(),
             written: OnceLock::new(),
         })
     }
+
+    /// The mapping in which a small piece is that begins at a place.
+    fn segment(&self, start: u64) -> nix::Result<Arc<DeviceMemory>> {
+        let begins = start / SEGMENT * SEGMENT;
+        let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(segment) = segments.get(&begins) {
+            return Ok(Arc::clone(segment));
+        }
+        let len = usize::try_from(SEGMENT).map_err(|_| Errno::ENOMEM)?;
+        // (It may be longer than the file is yet.)
+        let segment = Arc::new(DeviceMemory::map(&self.file, begins, len)?);
+        segments.insert(begins, Arc::clone(&segment));
+        Ok(segment)
+    }
+}
+
+fn is_small(len: u64) -> bool {
+    len <= SEGMENT / 16
 }
 
 /// A range of an [`Arena`].
@@ -73,6 +102,8 @@ pub(super) struct Piece {
     start: u64,
     len: u64,
     memory: OnceLock<DeviceMemory>,
+    /// For a small piece, the mapping that it shares with others.
+    segment: OnceLock<Arc<DeviceMemory>>,
     /// A bit for each block all of which was written. (Pages do not become holes again.)
     written: OnceLock<Box<[AtomicU64]>>,
 }
@@ -205,9 +236,22 @@ impl Piece {
     ///
     /// The offset is inside the piece.
     pub(super) unsafe fn at(&self, offset: u64) -> nix::Result<*mut u8> {
+        let (memory, offset) = if is_small(self.len) {
+            (self.segment()?, self.start % SEGMENT + offset)
+        } else {
+            (self.memory()?, offset)
+        };
         let offset = usize::try_from(offset).map_err(|_| Errno::EINVAL)?;
-        // SAFETY: the mapping is as long as the piece.
-        Ok(unsafe { self.memory()?.as_ptr().add(offset) })
+        // SAFETY: the mapping is as long as the piece, or has all of it.
+        Ok(unsafe { memory.as_ptr().add(offset) })
+    }
+
+    fn segment(&self) -> nix::Result<&DeviceMemory> {
+        if let Some(segment) = self.segment.get() {
+            return Ok(segment);
+        }
+        let segment = self.arena.segment(self.start)?;
+        Ok(self.segment.get_or_init(|| segment))
     }
 
     /// # Safety
@@ -328,6 +372,25 @@ mod tests {
     }
 
     #[test]
+    fn small_pieces_share_a_mapping_and_never_cross_its_end() {
+        let arena = Arena::new("vram").unwrap();
+        let pieces: Vec<_> = (0..40).map(|_| arena.piece(SEGMENT / 16).unwrap()).collect();
+        for (n, piece) in (0_u8..).zip(&pieces) {
+            assert_eq!(piece.start / SEGMENT, (piece.start + piece.len - 1) / SEGMENT);
+            // SAFETY: the offset is that of the last byte.
+            let last = unsafe { piece.at(piece.len - 1) }.unwrap();
+            // SAFETY: nobody else uses it.
+            unsafe { last.write_volatile(n) };
+        }
+        for (n, piece) in (0_u8..).zip(&pieces) {
+            let mut byte = [0xff];
+            piece.memory().unwrap().read(usize::try_from(piece.len - 1).unwrap(), &mut byte);
+            assert_eq!(byte, [n]);
+        }
+        assert_eq!(arena.segments.lock().unwrap().len(), 3);
+    }
+
+    #[test]
     fn what_was_freed_is_zero_again() {
         let arena = Arena::new("vram").unwrap();
         let piece = arena.piece(4096).unwrap();
@@ -338,6 +401,7 @@ mod tests {
             arena: Arc::clone(&arena),
             start,
             len: 4096,
+            segment: OnceLock::new(),
             memory: OnceLock::new(),
             written: OnceLock::new(),
         };

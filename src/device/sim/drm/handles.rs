@@ -1,7 +1,8 @@
 //! The handles of a file: small numbers from 1, one for each object.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
     sync::Arc,
 };
 
@@ -28,12 +29,11 @@ pub(super) enum User {
 /// The handles of a file.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
-    by_number: BTreeMap<u32, Handle>,
+    /// By number, from 1.
+    by_number: Vec<Option<Handle>>,
     by_object: HashMap<Key, u32>,
     /// Numbers that were used and are free again.
-    free: BTreeSet<u32>,
-    /// The highest number that was ever used.
-    highest: u32,
+    free: BinaryHeap<Reverse<u32>>,
 }
 
 /// What tells objects apart: the GPU, and the place in its mmap space.
@@ -50,21 +50,31 @@ impl Handles {
             return number;
         }
         // The lowest number that is free.
-        let number = self.free.pop_first().unwrap_or_else(|| {
-            self.highest += 1;
-            self.highest
-        });
+        let number = match self.free.pop() {
+            Some(Reverse(number)) => number,
+            None => {
+                self.by_number.push(None);
+                // Nobody has memory for so many that they do not fit.
+                u32::try_from(self.by_number.len()).unwrap_or(u32::MAX)
+            }
+        };
         self.by_object.insert(key(&object), number);
-        self.by_number.insert(number, Handle { object, user });
+        if let Some(place) = self.place(number) {
+            *place = Some(Handle { object, user });
+        }
         number
     }
 
+    fn place(&mut self, number: u32) -> Option<&mut Option<Handle>> {
+        self.by_number.get_mut((number as usize).checked_sub(1)?)
+    }
+
     pub(super) fn get(&self, number: u32) -> Option<&Handle> {
-        self.by_number.get(&number)
+        self.by_number.get((number as usize).checked_sub(1)?)?.as_ref()
     }
 
     pub(super) fn get_mut(&mut self, number: u32) -> Option<&mut Handle> {
-        self.by_number.get_mut(&number)
+        self.place(number)?.as_mut()
     }
 
     /// The handle of an object.
@@ -73,14 +83,14 @@ impl Handles {
     }
 
     pub(super) fn remove(&mut self, number: u32) -> Option<Handle> {
-        let handle = self.by_number.remove(&number)?;
+        let handle = self.place(number)?.take()?;
         self.by_object.remove(&key(&handle.object));
-        self.free.insert(number);
+        self.free.push(Reverse(number));
         Some(handle)
     }
 
     /// All of them, by number.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Handle)> {
-        self.by_number.iter().map(|(&number, handle)| (number, handle))
+        (1..).zip(&self.by_number).filter_map(|(number, handle)| Some((number, handle.as_ref()?)))
     }
 }
