@@ -111,8 +111,7 @@ fn a_sweep_is_a_table_and_a_drawing() -> io::Result<()> {
     let dir = tempfile::tempdir()?;
     let plot = dir.path().join("plot.svg");
     let words = ["-q", "bench", "sweep", "--over", "gpus", "--runs", "1", "--vram", "1M"];
-    let output =
-        Program::under_test()?.command().args(words).arg("--plot").arg(&plot).output()?;
+    let output = Program::under_test()?.command().args(words).arg("--plot").arg(&plot).output()?;
     assert!(output.status.success(), "{output:?}");
     let table = String::from_utf8_lossy(&output.stdout);
     let first = |line: &str| line.split_whitespace().next().map(str::to_owned);
@@ -170,7 +169,13 @@ fn a_full_disk_is_named() -> io::Result<()> {
     let at = disk.path().display();
     let mount = format!("mount -t tmpfs -o size=1m none {at} && exec \"$0\" \"$@\"");
     let program = Program::under_test()?.through(&[
-        "unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", &mount,
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "sh",
+        "-ec",
+        &mount,
     ]);
     let words = ["-q", "bench", "run", "--runs", "1", "--vram", "3M", "--sink"];
     let output = program.command().args(words).arg(file_sink(disk.path())).output()?;
@@ -184,12 +189,8 @@ fn a_program_that_is_killed_publishes_nothing() -> io::Result<()> {
     let dir = tempfile::tempdir()?;
     let words = ["-q", "bench", "run", "--vram", "16M", "--sink-rate", "1M", "--sink"];
     let program = Program::under_test()?;
-    let mut running = program
-        .command()
-        .args(words)
-        .arg(file_sink(dir.path()))
-        .stderr(Stdio::null())
-        .spawn()?;
+    let mut running =
+        program.command().args(words).arg(file_sink(dir.path())).stderr(Stdio::null()).spawn()?;
     let deadline = Instant::now() + PATIENCE;
     let image = loop {
         if let Some(image) = image_begun(dir.path())? {
