@@ -103,7 +103,7 @@ impl Kfd {
     }
 
     /// Stops the process's queues, and says how much state there is. Pairs with
-    /// [`unpause`](Self::unpause), exactly once.
+    /// [`unpause`](Self::unpause), exactly once. After an error they run.
     pub fn process_info(&self) -> Result<ProcessInfo, DeviceError> {
         let mut args = CriuArgs { op: criu_op::PROCESS_INFO, ..CriuArgs::default() };
         // SAFETY: the argument has no addresses.
@@ -119,6 +119,8 @@ impl Kfd {
             || info.devices > MOST_DEVICES
             || info.private_bytes > MOST_PRIVATE_BYTES
         {
+            // (An answer that is an error has not stopped them.)
+            self.unpause()?;
             return Err(self.unsuitable(format!("cannot believe the state's size: {info:?}")));
         }
         Ok(info)
@@ -223,4 +225,74 @@ fn own(fd: u32) -> Option<OwnedFd> {
     let fd = i32::try_from(fd).ok()?;
     // SAFETY: the driver opened it during the call that has just returned, and told nobody else.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        sync::{Arc, Mutex},
+    };
+
+    use super::*;
+    use crate::{
+        abi::Plain,
+        device::{DeviceFile, DeviceMemory},
+    };
+
+    /// A driver that says what no driver says, and keeps the operations that it was asked for.
+    #[derive(Debug, Clone, Default)]
+    struct Odd {
+        answer: CriuArgs,
+        asked: Arc<Mutex<Vec<u32>>>,
+    }
+
+    #[derive(Debug)]
+    struct OddFile(Odd, File);
+
+    impl Driver for Odd {
+        fn open(&self, _: &Path) -> nix::Result<Box<dyn DeviceFile>> {
+            Ok(Box::new(OddFile(self.clone(), tempfile::tempfile().unwrap())))
+        }
+
+        fn adopt(&self, fd: OwnedFd) -> nix::Result<Box<dyn DeviceFile>> {
+            Ok(Box::new(OddFile(self.clone(), fd.into())))
+        }
+    }
+
+    impl DeviceFile for OddFile {
+        unsafe fn ioctl(&self, _: u32, argument: &mut [u8]) -> nix::Result<()> {
+            let mut args = CriuArgs::default();
+            args.as_bytes_mut().copy_from_slice(argument);
+            self.0.asked.lock().unwrap().push(args.op);
+            argument.copy_from_slice(self.0.answer.as_bytes());
+            Ok(())
+        }
+
+        fn map(&self, _: u64, _: usize) -> nix::Result<DeviceMemory> {
+            Err(nix::errno::Errno::ENODEV)
+        }
+    }
+
+    impl AsFd for OddFile {
+        fn as_fd(&self) -> BorrowedFd<'_> {
+            self.1.as_fd()
+        }
+    }
+
+    /// The queues are stopped by then, and nobody else knows.
+    #[test]
+    fn a_process_whose_state_cannot_be_believed_goes_on() {
+        let answers = [
+            CriuArgs { num_bos: MOST_BOS + 1, ..CriuArgs::default() },
+            CriuArgs { num_devices: MOST_DEVICES + 1, ..CriuArgs::default() },
+            CriuArgs { priv_data_size: MOST_PRIVATE_BYTES + 1, ..CriuArgs::default() },
+        ];
+        for answer in answers {
+            let driver = Odd { answer, ..Odd::default() };
+            let error = Kfd::open(&driver).unwrap().process_info().unwrap_err();
+            assert!(error.to_string().contains("cannot believe"), "{error}");
+            assert_eq!(*driver.asked.lock().unwrap(), [criu_op::PROCESS_INFO, criu_op::UNPAUSE]);
+        }
+    }
 }

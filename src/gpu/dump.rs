@@ -46,7 +46,7 @@ pub fn dump<D: Drain + 'static>(
     options: Options,
     check: &mut dyn FnMut() -> Result<(), D::Error>,
 ) -> Result<Vec<GpuStats>, GpuError<D::Error>> {
-    let copies = copies_in_flight(ring, jobs.len());
+    let copies = copies_in_flight(ring, jobs.len())?;
     let work = jobs.into_iter().map(|DumpJob { contents, drain }| {
         let (driver, ring) = (Arc::clone(driver), ring.clone());
         let gpu_id = contents.gpu_id;

@@ -127,6 +127,14 @@ pub enum GpuError<E: std::error::Error + 'static> {
         /// Which GPU.
         gpu_id: u32,
     },
+    /// Copies that never ended have cost the ring its last chunk.
+    #[error(
+        "no memory is left to copy through: copies that never ended may still write to all of it; start the program again"
+    )]
+    NoChunks,
+    /// The caller gave up, and no GPU was the cause.
+    #[error("given up")]
+    GivenUp,
     /// A worker does not come back from a call to its device.
     #[error("the worker of GPU {gpu_id} does not come back from its device: the driver hangs")]
     Stuck {
@@ -155,7 +163,29 @@ pub struct GpuStats {
 }
 
 /// How many copies each of so many GPUs may have in flight, so that half of the ring can be on its
-/// way elsewhere. At least one: where there are fewer chunks than GPUs, these take turns.
-fn copies_in_flight(ring: &Ring, gpus: usize) -> usize {
-    (ring.chunks() / gpus.max(1) / 2).max(1)
+/// way elsewhere. At least one: where there are fewer chunks than GPUs, these take turns. An error
+/// where there is none to take turns at.
+fn copies_in_flight<E: std::error::Error>(ring: &Ring, gpus: usize) -> Result<usize, GpuError<E>> {
+    match ring.chunks().saturating_sub(ring.condemned()) {
+        0 => Err(GpuError::NoChunks),
+        chunks => Ok((chunks / gpus.max(1) / 2).max(1)),
+    }
+}
+
+#[cfg(test)]
+mod unit_tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    #[test]
+    fn gpus_share_one_half_of_what_is_left_of_a_ring() {
+        let ring = Ring::new(4096, 9).unwrap();
+        let copies = |gpus| copies_in_flight::<Infallible>(&ring, gpus).ok();
+        assert_eq!([0, 1, 2, 3, 64].map(copies), [4, 4, 2, 1, 1].map(Some));
+        (0..5).for_each(|_| ring.try_take().unwrap().condemn());
+        assert_eq!([1, 2].map(copies), [2, 1].map(Some));
+        (0..4).for_each(|_| ring.try_take().unwrap().condemn());
+        assert_eq!(copies(1), None);
+    }
 }

@@ -66,7 +66,7 @@ impl<E: std::error::Error + Send + 'static> Restore<E> {
         jobs: Vec<RestoreJob>,
         options: Options,
     ) -> Result<(Self, Vec<Sender<Write>>), GpuError<E>> {
-        let copies = copies_in_flight(ring, jobs.len());
+        let copies = copies_in_flight(ring, jobs.len())?;
         let mut senders = Vec::with_capacity(jobs.len());
         let mut work = Vec::with_capacity(jobs.len());
         for RestoreJob { contents } in jobs {
@@ -102,7 +102,7 @@ impl<E: std::error::Error + Send + 'static> Restore<E> {
         self.workers.wait(check)
     }
 
-    /// Ends the workers: the first failure, if one of them was it.
+    /// Ends the workers: the first failure, and [`GpuError::GivenUp`] if none of them was it.
     pub fn give_up(mut self) -> GpuError<E> {
         self.workers.give_up()
     }

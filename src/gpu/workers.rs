@@ -67,7 +67,8 @@ impl Stop {
     }
 }
 
-type Answer = (u32, Result<GpuStats, Outcome>);
+/// Whose it is, by its place in the caller's list.
+type Answer = (usize, Result<GpuStats, Outcome>);
 
 /// What a thread says in the end, when it has not finished. The failure itself is kept elsewhere,
 /// so that the first one wins.
@@ -80,9 +81,9 @@ pub(super) struct Workers<E: std::error::Error + 'static> {
     stop: Stop,
     first: Arc<Mutex<Option<GpuError<E>>>>,
     answers: Receiver<Answer>,
-    /// Those that have not ended.
-    running: Vec<u32>,
-    stats: Vec<GpuStats>,
+    /// Those that have not ended: their places and their GPUs.
+    running: Vec<(usize, u32)>,
+    stats: Vec<(usize, GpuStats)>,
     grace: Duration,
 }
 
@@ -101,7 +102,7 @@ impl<E: std::error::Error + Send + 'static> Workers<E> {
             stats: Vec::with_capacity(work.len()),
             grace,
         };
-        for (gpu_id, work) in work {
+        for (place, (gpu_id, work)) in work.into_iter().enumerate() {
             let (stop, first, send) =
                 (workers.stop.clone(), Arc::clone(&workers.first), send.clone());
             let thread = move || {
@@ -115,11 +116,11 @@ impl<E: std::error::Error + Send + 'static> Workers<E> {
                     Outcome
                 });
                 drop(guard);
-                let _ = send.send((gpu_id, answer));
+                let _ = send.send((place, answer));
             };
             let started = std::thread::Builder::new().name(format!("gpu-{gpu_id}")).spawn(thread);
             match started {
-                Ok(_) => workers.running.push(gpu_id),
+                Ok(_) => workers.running.push((place, gpu_id)),
                 Err(source) => {
                     let error = GpuError::Thread { gpu_id, source };
                     raise(&workers.stop, &workers.first, error);
@@ -158,10 +159,11 @@ impl<E: std::error::Error + Send + 'static> Workers<E> {
             return Err(self.give_up());
         }
         // In the order of the caller's list, whoever came first.
-        Ok(std::mem::take(&mut self.stats))
+        self.stats.sort_unstable_by_key(|(place, _)| *place);
+        Ok(self.stats.drain(..).map(|(_, stats)| stats).collect())
     }
 
-    /// Ends the workers: the first failure.
+    /// Ends the workers: the first failure, which may be told only now.
     pub(super) fn give_up(&mut self) -> GpuError<E> {
         self.stop.raise();
         let deadline = Instant::now() + self.grace;
@@ -171,18 +173,15 @@ impl<E: std::error::Error + Send + 'static> Workers<E> {
             self.answer(left);
         }
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        first.unwrap_or_else(|| GpuError::Stuck {
-            gpu_id: self.running.first().copied().unwrap_or_default(),
-        })
+        let stuck = self.running.first().map(|&(_, gpu_id)| GpuError::Stuck { gpu_id });
+        first.or(stuck).unwrap_or(GpuError::GivenUp)
     }
 
     fn answer(&mut self, timeout: Duration) {
         match self.answers.recv_timeout(timeout) {
-            Ok((gpu_id, answer)) => {
-                if let Some(at) = self.running.iter().position(|&running| running == gpu_id) {
-                    self.running.swap_remove(at);
-                }
-                self.stats.extend(answer.ok());
+            Ok((place, answer)) => {
+                self.running.retain(|(running, _)| *running != place);
+                self.stats.extend(answer.ok().map(|stats| (place, stats)));
             }
             Err(RecvTimeoutError::Timeout) => {}
             // Every thread has ended, and those that did not say so have panicked.
@@ -197,17 +196,16 @@ impl<E: std::error::Error + 'static> Drop for Workers<E> {
     }
 }
 
-/// Notes a failure unless there was one before, and stops everybody.
+/// Notes a failure unless there was one before, and stops everybody. That they are stopped already
+/// does not make it a consequence: a caller who gives up because a worker is gone wants to know why.
 fn raise<E: std::error::Error + 'static>(
     stop: &Stop,
     first: &Mutex<Option<GpuError<E>>>,
     error: GpuError<E>,
 ) {
     let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
-    if !stop.is_raised() {
-        *first = Some(error);
-        stop.raise();
-    }
+    first.get_or_insert(error);
+    stop.raise();
 }
 
 /// Notes that its thread has panicked.
@@ -304,6 +302,42 @@ mod tests {
             Workers::start(vec![(1, work(until_stopped))], Duration::from_secs(5)).unwrap();
         let error = workers.wait(&mut || Err(Given("stopped by a signal"))).unwrap_err();
         assert_eq!(error.to_string(), "stopped by a signal");
+    }
+
+    /// A worker lets go of its channel before it says why, and whoever notices that gives up.
+    #[test]
+    fn a_failure_that_is_told_while_the_caller_gives_up_is_the_cause() {
+        let failing = |stop: &Stop| {
+            let _ = until_stopped(stop);
+            Err(Ended::Failed(GpuError::Other(Given("the GPU is gone"))))
+        };
+        let mut workers = Workers::start(vec![(3, work(failing))], Duration::from_secs(5)).unwrap();
+        assert_eq!(workers.give_up().to_string(), "the GPU is gone");
+    }
+
+    #[test]
+    fn giving_up_blames_no_gpu_when_none_has_failed() {
+        let mut workers =
+            Workers::start(vec![(3, work(until_stopped))], Duration::from_secs(5)).unwrap();
+        let error = workers.give_up();
+        assert!(!error.to_string().contains("GPU"), "{error}");
+    }
+
+    #[test]
+    fn statistics_come_in_the_order_of_the_work() {
+        let (done, first_is_done) = crossbeam_channel::bounded::<()>(1);
+        let stats = |gpu_id| GpuStats { gpu_id, ..GpuStats::default() };
+        let slow = move |_: &Stop| {
+            let _ = first_is_done.recv();
+            std::thread::sleep(Duration::from_millis(20));
+            Ok(stats(8))
+        };
+        let fast = move |_: &Stop| {
+            let _ = done.send(());
+            Ok(stats(3))
+        };
+        let got = wait(vec![(8, work(slow)), (3, work(fast))]).unwrap();
+        assert_eq!(got, [stats(8), stats(3)]);
     }
 
     #[test]

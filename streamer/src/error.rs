@@ -57,6 +57,11 @@ pub enum Error {
     /// Shards without a byte.
     #[error("no image: the stream is empty; did the capture fail?")]
     Empty,
+    /// An image that is whole, or may be, and is not that of the process that is being restored.
+    #[error(
+        "the image does not fit the GPUs: {0}; they may have part of it, and the process cannot be used"
+    )]
+    Misfit(String),
     /// CRIU's dump did not complete, so there is no image.
     #[error("the dump is not complete: {0}; nothing was published")]
     DumpIncomplete(String),
@@ -138,6 +143,7 @@ impl From<GpuError<Error>> for Error {
     fn from(error: GpuError<Error>) -> Self {
         match error {
             GpuError::Other(error) => error,
+            GpuError::GivenUp => Error::GivenUp,
             error => Error::Gpu(Box::new(error)),
         }
     }

@@ -26,6 +26,8 @@ use crate::{
 
 /// Connections of the transfer.
 const CONNECTIONS: u32 = 2;
+/// How long the receiver waits for the first of them.
+const SENDER: Duration = Duration::from_secs(30);
 /// For the indexes of its shards.
 const INDEX_BYTES: usize = 16 << 20;
 
@@ -77,7 +79,8 @@ pub fn selftest(signals: &Signals) -> Result<Report> {
         gpu: gpu::Options::default(),
     };
     let (here, there) = (options(ring()?), options(ring()?));
-    let times = Timeouts::default();
+    // A sender that fails before it connects is not waited for.
+    let times = Timeouts { sender: Some(SENDER), ..Timeouts::default() };
     let mut origin = TcpOrigin::bind("127.0.0.1:0", times)?;
     let destination = TcpDestination::new(&origin.local_addr().to_string(), CONNECTIONS, times)?;
     let silent = Progress::silent();
@@ -95,12 +98,7 @@ pub fn selftest(signals: &Signals) -> Result<Report> {
             &silent,
         );
         let sent = sender.join().unwrap_or_else(|_| Err(Error::Panicked("sender".into())));
-        match (sent, received) {
-            // Each end hears of the other's failure; the one that did not only hear says more.
-            (Err(Error::Peer { .. } | Error::Silent { .. }), Err(cause)) => Err(cause),
-            (Err(cause), _) | (Ok(_), Err(cause)) => Err(cause),
-            (Ok(moved), Ok(_)) => Ok(moved),
-        }
+        cause(received, sent)
     });
     let Moved { shards, .. } = moved?;
     target.resume()?;
@@ -111,6 +109,15 @@ pub fn selftest(signals: &Signals) -> Result<Report> {
     check_hosts(&source, &target)?;
     let sent_bytes = shards.iter().map(|shard| shard.bytes).sum();
     Ok(Report { gpus: state.gpus(), bos, bytes, sent_bytes, stopped_ms })
+}
+
+/// What the sender says of the move. If both failed, one of them only says what it was told by the
+/// other, or that it heard nothing.
+fn cause(received: Result<Moved>, sent: Result<Moved>) -> Result<Moved> {
+    match (received, sent) {
+        (Err(Error::Peer { .. } | Error::Silent { .. }), Err(sent)) => Err(sent),
+        (received, sent) => received.and_then(|_| sent),
+    }
 }
 
 /// The simulation has nothing to complain about: no call that a driver would resent, nothing left
@@ -154,5 +161,28 @@ fn fill(bo: u64) -> Fill {
         1 => Fill::Bf16(bo),
         3 => Fill::HalfZeros(bo),
         _ => Fill::Zeros,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_that_knows_the_cause_tells_it() {
+        let told = || Err(Error::Peer { peer: "the other".into(), what: "gave up".into() });
+        let heard_nothing = || {
+            let (peer, doing) = ("the other".into(), "waiting for a sender to connect".into());
+            Err(Error::Silent { peer, seconds: 30, doing })
+        };
+        let failed = |what: &str| Err(Error::Usage(what.into()));
+        let said = |received, sent| cause(received, sent).unwrap_err().to_string();
+        assert_eq!(said(told(), failed("the source")), "the source");
+        assert_eq!(said(heard_nothing(), failed("the source")), "the source");
+        assert_eq!(said(failed("the target"), told()), "the target");
+        let moved = || Ok(Moved { gpus: Vec::new(), shards: Vec::new() });
+        assert_eq!(said(moved(), failed("the source")), "the source");
+        assert_eq!(said(failed("the target"), moved()), "the target");
+        assert!(cause(moved(), moved()).is_ok());
     }
 }

@@ -256,3 +256,88 @@ fn bytes_that_come_twice() {
     assert!(error.contains("come twice"), "{error}");
     bench.assert_tidy(&ring);
 }
+
+/// All that is left of such a ring is its size.
+#[test]
+fn a_ring_whose_chunks_are_all_lost_is_told_and_not_waited_for() {
+    let bench = Bench::filled(1, &SIZES);
+    let ring = Ring::new(4096, 2).unwrap();
+    while let Some(chunk) = ring.try_take() {
+        chunk.condemn();
+    }
+    for dumps in [true, false] {
+        let error = attempt(&bench, &ring, dumps).unwrap_err().to_string();
+        assert!(error.contains("start the program again"), "{error}");
+    }
+    bench.assert_no_complaint();
+}
+
+/// One GPU hangs and has what is left of the ring: the others, and whoever brings the bytes, wait
+/// for chunks that never come.
+#[test]
+fn an_engine_that_hangs_with_the_last_chunks_of_a_small_ring() {
+    for dumps in [true, false] {
+        let bench = Bench::filled(3, &SIZES);
+        let ring = Ring::new(4096, 2).unwrap();
+        let hang = bench.host.plan(Fault::fence_never_signals(1).always());
+        let images: Vec<_> = (0..3).map(|gpu| bench.bytes(gpu)).collect();
+        let options = Options { fence_deadline: Duration::from_millis(300), ..options() };
+        let error = if dumps {
+            bench.dump_with(&ring, &Store::default(), options).unwrap_err()
+        } else {
+            bench.restore_with(&ring, &images, options).unwrap_err()
+        };
+        let gpu_id = bench.host.gpu_ids()[1];
+        assert!(
+            matches!(error, GpuError::Device { gpu_id: id, source: DeviceError::Hung { .. } } if id == gpu_id),
+            "{error:?}"
+        );
+        assert!(ring.condemned() > 0);
+        assert_eq!(ring.free() + ring.condemned(), ring.chunks());
+        hang.release();
+        bench.host.take_complaints();
+        attempt(&bench, &self::ring(), dumps).unwrap();
+        bench.assert_no_complaint();
+    }
+}
+
+/// What is said is what the caller gave up for, and what the worker has it gives back when the
+/// driver lets it go.
+#[test]
+fn a_call_that_blocks_does_not_keep_the_caller_from_giving_up() {
+    let bench = Bench::filled(2, &SIZES);
+    for call in CALLS {
+        for dumps in [true, false] {
+            let ring = ring();
+            let plan = Fault::call(call).on(bench.copier.pid()).on_gpu(1).blocks();
+            let plan = bench.host.plan(plan);
+            let options = Options { grace: Duration::from_millis(50), ..options() };
+            let mut check = || {
+                if plan.hits() == 0 { Ok(()) } else { Err(Given("stopped by a signal")) }
+            };
+            let error = if dumps {
+                let jobs = bench.contents().into_iter().map(|contents| {
+                    let drain = Keep { gpu_id: contents.gpu_id, store: Store::default() };
+                    DumpJob { contents, drain }
+                });
+                dump(&bench.driver(), &ring, jobs.collect(), options, &mut check).unwrap_err()
+            } else {
+                let jobs = bench.contents().into_iter().map(|contents| RestoreJob { contents });
+                let (restore, senders) =
+                    Restore::start(&bench.driver(), &ring, jobs.collect(), options).unwrap();
+                for sender in &senders {
+                    let write = Write::Zeros { offset: 0, len: 4096 };
+                    sender.send_timeout(write, Duration::from_secs(5)).unwrap();
+                }
+                restore.finish(&mut check).unwrap_err()
+            };
+            assert_eq!(error.to_string(), "stopped by a signal", "{call}");
+            plan.release();
+            let deadline = std::time::Instant::now() + Duration::from_secs(20);
+            while ring.free() < ring.chunks() || !bench.is_tidy() {
+                assert!(std::time::Instant::now() < deadline, "{call}: {:?}", bench.host.check());
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+}

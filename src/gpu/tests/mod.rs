@@ -12,8 +12,8 @@ use super::{
 use crate::{
     abi::amdgpu::domain,
     device::{
-        DeviceMemory, Driver, RenderNode,
-        sim::{Credentials, Machine, Profile, SimHost, SimProcess},
+        DeviceError, DeviceMemory, Driver, RenderNode,
+        sim::{Complaint, Credentials, Machine, Profile, SimHost, SimProcess},
     },
     ring::{Chunk, Ring},
 };
@@ -109,16 +109,34 @@ impl Bench {
     }
 
     fn dump(&self, ring: &Ring, store: &Store) -> Result<Vec<GpuStats>, GpuError<Given>> {
+        self.dump_with(ring, store, options())
+    }
+
+    fn dump_with(
+        &self,
+        ring: &Ring,
+        store: &Store,
+        options: Options,
+    ) -> Result<Vec<GpuStats>, GpuError<Given>> {
         let jobs = self.contents().into_iter().map(|contents| {
             let drain = Keep { gpu_id: contents.gpu_id, store: store.clone() };
             DumpJob { contents, drain }
         });
-        dump(&self.driver(), ring, jobs.collect(), options(), &mut || Ok(()))
+        dump(&self.driver(), ring, jobs.collect(), options, &mut || Ok(()))
     }
 
     fn restore(&self, ring: &Ring, images: &[Vec<u8>]) -> Result<Vec<GpuStats>, GpuError<Given>> {
+        self.restore_with(ring, images, options())
+    }
+
+    fn restore_with(
+        &self,
+        ring: &Ring,
+        images: &[Vec<u8>],
+        options: Options,
+    ) -> Result<Vec<GpuStats>, GpuError<Given>> {
         let jobs = self.contents().into_iter().map(|contents| RestoreJob { contents });
-        let (restore, senders) = Restore::start(&self.driver(), ring, jobs.collect(), options())?;
+        let (restore, senders) = Restore::start(&self.driver(), ring, jobs.collect(), options)?;
         let watch = restore.watch();
         std::thread::scope(|scope| {
             for (sender, image) in senders.into_iter().zip(images) {
@@ -153,6 +171,12 @@ impl Bench {
         left.retain(|complaint| complaint.pid == self.copier.pid());
         assert_eq!(left, []);
         assert_eq!(self.host.open_dma_bufs(), [0; 0]);
+    }
+
+    /// Whether the copier has nothing open any more.
+    fn is_tidy(&self) -> bool {
+        let of_copier = |complaint: &Complaint| complaint.pid == self.copier.pid();
+        !self.host.check().iter().any(of_copier) && self.host.open_dma_bufs().is_empty()
     }
 
     /// Nothing that was made for copying is left.

@@ -1,7 +1,10 @@
 //! What is dumped is what is restored.
 
 use super::*;
-use crate::ring::Budget;
+use crate::{
+    device::copy::{MOST_PIECES, MOST_ZERO_PIECES},
+    ring::Budget,
+};
 
 const PAGE: u64 = 4096;
 
@@ -109,5 +112,85 @@ fn a_bo_that_is_in_the_contents_twice() {
     dump(&bench.driver(), &ring, jobs, options(), &mut || Ok(())).unwrap();
     let store = store.lock().unwrap();
     assert!(store[&bench.host.gpu_ids()[0]].0 == [&once[..], &once[..]].concat());
+    bench.assert_tidy(&ring);
+}
+
+#[test]
+fn more_gpus_than_chunks() {
+    round_trip(64, &[3 * PAGE, 2 * PAGE], &Budget::parse("8K").unwrap().ring(64).unwrap());
+}
+
+/// A chunk that begins in the middle of a BO touches one more than a copy has room for.
+#[test]
+fn a_chunk_with_more_bos_than_one_copy_takes() {
+    let pages = 2 * MOST_PIECES as u64 + 10;
+    let bench = Bench::filled(1, &vec![PAGE; usize::try_from(pages).unwrap()]);
+    let target = Bench::new(1, &vec![PAGE; usize::try_from(pages).unwrap()]);
+    let image = bench.bytes(0);
+    let ring = Ring::new(16 << 20, 2).unwrap();
+    let jobs = target.contents().into_iter().map(|contents| RestoreJob { contents });
+    let (restore, senders) =
+        Restore::<Given>::start(&target.driver(), &ring, jobs.collect(), options()).unwrap();
+    let cut = 2049;
+    let mut chunk = ring.try_take().unwrap();
+    chunk[8..8 + image.len() - cut].copy_from_slice(&image[cut..]);
+    let range = 8..8 + image.len() - cut;
+    senders[0].send(Write::Bytes { offset: cut as u64, chunk, range }).unwrap();
+    let mut chunk = ring.try_take().unwrap();
+    chunk[..cut].copy_from_slice(&image[..cut]);
+    senders[0].send(Write::Bytes { offset: 0, chunk, range: 0..cut }).unwrap();
+    drop(senders);
+    let stats = restore.finish(&mut || Ok(())).unwrap();
+    assert_eq!(stats[0].copies, 4);
+    assert!(target.bytes(0) == image);
+    target.assert_tidy(&ring);
+}
+
+/// Zeros over more BOs than one fill takes.
+#[test]
+fn zeros_over_more_bos_than_one_fill_takes() {
+    let sizes = vec![PAGE; 2 * MOST_ZERO_PIECES + 1];
+    let bench = Bench::filled(1, &sizes);
+    let ring = Ring::new(4096, 2).unwrap();
+    let jobs = bench.contents().into_iter().map(|contents| RestoreJob { contents });
+    let (restore, senders) =
+        Restore::<Given>::start(&bench.driver(), &ring, jobs.collect(), options()).unwrap();
+    let len = sizes.iter().sum();
+    senders[0].send(Write::Zeros { offset: 0, len }).unwrap();
+    drop(senders);
+    assert_eq!(restore.finish(&mut || Ok(())).unwrap()[0].copies, 3);
+    assert!(bench.bytes(0).iter().all(|&byte| byte == 0));
+    bench.assert_tidy(&ring);
+}
+
+#[test]
+fn bos_of_no_bytes_are_nowhere() {
+    let bench = Bench::filled(1, &[PAGE, 2 * PAGE]);
+    let ring = Ring::new(4096, 3).unwrap();
+    let with_empty = || {
+        let mut contents = bench.contents();
+        let empty = |of: &Bo| Bo { size: 0, dma_buf: of.dma_buf.try_clone().unwrap() };
+        let bos = &mut contents[0].bos;
+        for at in [2, 1, 1, 0] {
+            bos.insert(at, empty(&bos[0]));
+        }
+        contents.remove(0)
+    };
+    let (contents, store) = (with_empty(), Store::default());
+    let drain = Keep { gpu_id: contents.gpu_id, store: store.clone() };
+    let jobs = vec![DumpJob { contents, drain }];
+    dump(&bench.driver(), &ring, jobs, options(), &mut || Ok(())).unwrap();
+    let image = bench.bytes(0);
+    assert!(store.lock().unwrap()[&bench.host.gpu_ids()[0]].0 == image);
+    let jobs = vec![RestoreJob { contents: with_empty() }];
+    let (restore, senders) =
+        Restore::<Given>::start(&bench.driver(), &ring, jobs, options()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let [sender] = <[_; 1]>::try_from(senders).unwrap();
+            send(&image, &ring, &|write| sender.send(write).is_ok(), &|| true);
+        });
+        restore.finish(&mut || Ok(())).unwrap();
+    });
     bench.assert_tidy(&ring);
 }

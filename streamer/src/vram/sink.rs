@@ -16,7 +16,7 @@ use super::{PagesFile, SIZE_BYTES, SIZE_LEN};
 use crate::{
     absorb::{ImageSink, Lane},
     error::{Error, Result},
-    format::{ChunkHeader, Codec, FileName},
+    format::{ChunkHeader, Codec, FileName, ImageError},
 };
 
 /// How often a wait looks up whether there is still a reason to wait.
@@ -74,7 +74,7 @@ impl VramSink {
             let seen = lock(&gpu.size).seen;
             if seen != u8::MAX && !self.watch.is_failing() {
                 let file = gpu.file;
-                return Err(Error::DumpIncomplete(format!("{file} is not in the image, or empty")));
+                return Err(Error::Misfit(format!("{file} is not in the image, or empty")));
             }
         }
         Ok(())
@@ -82,7 +82,7 @@ impl VramSink {
 
     fn gpu_of(&self, file: u32) -> Result<usize> {
         // The format names a file before its first chunk.
-        let unknown = || Error::DumpIncomplete(format!("file {file} of the image has no name"));
+        let unknown = || Error::Image(ImageError::Unnamed(file));
         lock(&self.files).get(&file).copied().ok_or_else(unknown)
     }
 
@@ -111,11 +111,16 @@ impl ImageSink for VramSink {
         let gpu = PagesFile::parse(name.as_str())
             .and_then(|pages| self.gpus.iter().position(|gpu| gpu.file == pages));
         let Some(gpu) = gpu else {
-            return Err(Error::DumpIncomplete(format!(
+            return Err(Error::Misfit(format!(
                 "{name} is in the image, and is not the contents of a GPU that is to be restored"
             )));
         };
-        lock(&self.files).insert(file, gpu);
+        // Which of two counts is known only in the end, and by then both are in the GPU.
+        let mut files = lock(&self.files);
+        if files.values().any(|&known| known == gpu) {
+            return Err(Error::Misfit(format!("{name} is in the image twice")));
+        }
+        files.insert(file, gpu);
         Ok(())
     }
 }
@@ -191,7 +196,7 @@ impl VramLane {
         (at..at + len).for_each(|byte| size.seen |= 1 << byte);
         let (announced, file) = (u64::from_le_bytes(size.bytes), gpu.file);
         if size.seen == u8::MAX && announced != gpu.bytes {
-            return Err(Error::DumpIncomplete(format!(
+            return Err(Error::Misfit(format!(
                 "{file} announces {announced} bytes of contents, and the GPU has BOs of {}",
                 gpu.bytes
             )));

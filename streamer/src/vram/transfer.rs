@@ -9,10 +9,11 @@ use vramstream::{
     stage::Compression,
 };
 
-use super::{PagesFile, VramFeed, VramSink};
+use super::{PagesFile, SIZE_BYTES, VramFeed, VramSink};
 use crate::{
     absorb::{Absorbed, ShardStat, absorb},
     error::{Error, Result},
+    format::MAX_FILE_BYTES,
     pack::{Memory, Options as PackOptions, Packer, StageThreads, Totals},
     progress::Progress,
     transport::{Destination, Origin},
@@ -153,10 +154,12 @@ fn restore_from(
     }
 }
 
+/// Bytes of contents, which are not more than a file can have.
 fn bytes(contents: &Contents) -> Result<u64> {
     let too_many = || GpuError::Contents {
         gpu_id: contents.gpu_id,
         what: "its BOs are too large to be believed".into(),
     };
-    Ok(contents.bytes().ok_or_else(too_many)?)
+    let bytes = contents.bytes().filter(|&bytes| bytes <= MAX_FILE_BYTES - SIZE_BYTES);
+    Ok(bytes.ok_or_else(too_many)?)
 }

@@ -29,6 +29,7 @@ use crate::{
 };
 
 mod damage;
+mod hostile;
 mod moves;
 
 /// A process on so many GPUs, with memory of all kinds.
