@@ -116,14 +116,13 @@ pub fn selftest(signals: &Signals) -> Result<Report> {
 fn cause(received: Result<Moved>, sent: Result<Moved>) -> Result<Moved> {
     match (received, sent) {
         (Err(Error::Peer { .. } | Error::Silent { .. }), Err(sent)) => Err(sent),
-        (received, sent) => received.and_then(|_| sent),
+        (received, sent) => received.and(sent),
     }
 }
 
 /// The simulation has nothing to complain about: no call that a driver would resent, nothing left
 /// behind, all queues running.
 fn check_hosts(source: &Source, target: &Target) -> Result<()> {
-    std::thread::sleep(Duration::from_millis(1));
     let complaints = source
         .host()
         .complaints()

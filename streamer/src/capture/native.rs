@@ -1,4 +1,4 @@
-//! The intake for the native format: pipes to chunks, which [`pack`](crate::pack) takes on.
+//! The intake for the native format: pipes to chunks, which [`pack`] takes on.
 //!
 //! The pump's thread reads a pipe into a ring chunk, scans for zeros and computes the CRC while the
 //! bytes are in its cache. Only chunks that are worth a try at compression make a detour over the

@@ -30,7 +30,7 @@ impl File {
     fn of(gpu_id: u32, contents: &[u8]) -> Self {
         let bytes = [&(contents.len() as u64).to_le_bytes()[..], contents].concat();
         let name = PagesFile { id: 7, gpu_id }.to_string();
-        File { name, chunks: vec![0..bytes.len()], bytes, superseded: false }
+        File { name, chunks: std::iter::once(0..bytes.len()).collect(), bytes, superseded: false }
     }
 
     /// Cut at these places.
@@ -234,7 +234,7 @@ fn two_files_of_one_gpu() {
     counts.bytes.truncate(8 + 5000);
     let counts = counts.cut(&[]);
     let mut other = File::of(place.gpu_id, &contents);
-    other.chunks = vec![8 + 5000..8 + 12288];
+    other.chunks = std::iter::once(8 + 5000..8 + 12288).collect();
     other.superseded = true;
     let error = place.refused(image(&[counts, other]));
     assert!(error.contains("twice"), "{error}");
