@@ -71,7 +71,7 @@ fn draw(
     };
     chart
         .configure_mesh()
-        .x_labels(names.len())
+        .x_labels(names.len().max(2))
         .x_label_formatter(&label)
         .x_desc(along)
         .y_desc("GB/s")

@@ -69,14 +69,13 @@ impl VramSink {
 
     /// The image was read to its end: tells the workers that this was all.
     pub fn close(&self) -> Result<()> {
-        for gpu in &self.gpus {
-            lock(&gpu.writes).take();
-            let seen = lock(&gpu.size).seen;
-            if seen != u8::MAX && !self.watch.is_failing() {
-                let file = gpu.file;
-                return Err(Error::Misfit(format!("{file} is not in the image, or empty")));
-            }
+        self.go_on()?;
+        // Before any worker hears of the end: it would say that bytes are missing, and not why.
+        let incomplete = self.gpus.iter().find(|gpu| lock(&gpu.size).seen != u8::MAX);
+        if let Some(Gpu { file, .. }) = incomplete {
+            return Err(Error::Misfit(format!("{file} is not in the image, or empty")));
         }
+        self.gpus.iter().for_each(|gpu| drop(lock(&gpu.writes).take()));
         Ok(())
     }
 
