@@ -42,3 +42,37 @@ impl Drop for Paused<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::device::sim::{Application, BoPlan, Credentials, Machine, Profile, SimHost};
+
+    #[test]
+    fn queues_run_again_once_on_every_path() {
+        let host = SimHost::new(Machine::new(&Profile::gfx90a(), 1)).unwrap();
+        let process = host.process(Credentials::USER);
+        let app = Application::start(&process, &[BoPlan::vram(0, 4096)]).unwrap();
+        let checkpointer = host.process(Credentials::ROOT);
+        host.trace(&checkpointer, &process);
+        Kfd::open(&checkpointer).unwrap().version().unwrap();
+        let fd = app.kfd().as_fd().try_clone_to_owned().unwrap();
+        let kfd = Kfd::adopt(&checkpointer, fd).unwrap();
+        for dropped in [true, false] {
+            let before = host.calls("CRIU_OP");
+            let paused = Paused::pause(&kfd).unwrap();
+            assert!(paused.info().bos > 0);
+            assert!(!host.left_stopped().is_empty());
+            if dropped {
+                drop(paused);
+            } else {
+                paused.unpause().unwrap();
+            }
+            assert_eq!(host.left_stopped(), []);
+            assert_eq!(host.calls("CRIU_OP"), before + 2);
+        }
+        assert_eq!(host.complaints(), []);
+    }
+}

@@ -304,6 +304,18 @@ mod tests {
         assert_eq!(error.to_string(), "stopped by a signal");
     }
 
+    #[test]
+    fn workers_that_nobody_waits_for_are_stopped() {
+        let (done, is_done) = crossbeam_channel::bounded(1);
+        let until = move |stop: &Stop| {
+            let answer = until_stopped(stop);
+            let _ = done.send(());
+            answer
+        };
+        drop(Workers::start(vec![(1, work(until))], Duration::from_secs(5)).unwrap());
+        assert_eq!(is_done.recv_timeout(Duration::from_secs(20)), Ok(()));
+    }
+
     /// A worker lets go of its channel before it says why, and whoever notices that gives up.
     #[test]
     fn a_failure_that_is_told_while_the_caller_gives_up_is_the_cause() {

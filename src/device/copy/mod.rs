@@ -24,6 +24,8 @@ mod bos;
 mod engines;
 mod queue;
 mod space;
+#[cfg(test)]
+mod tests;
 
 pub use queue::CopyQueue;
 

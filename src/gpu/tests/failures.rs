@@ -194,6 +194,43 @@ fn a_sink_that_fails_is_the_cause() {
     attempt(&bench, &ring, true).unwrap();
 }
 
+/// It gets nothing more, and is not told that this was all.
+#[test]
+fn a_sink_that_has_failed_is_left_alone() {
+    let bench = Bench::filled(1, &SIZES);
+    let ring = ring();
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&calls);
+    let error = dump_into(&bench, &ring, move |offset| {
+        let mut seen = seen.lock().unwrap();
+        seen.push(offset);
+        if seen.len() == 2 { Err(Given("the disk is full")) } else { Ok(()) }
+    });
+    assert_eq!(error.unwrap_err().to_string(), "the disk is full");
+    assert_eq!(*calls.lock().unwrap(), [0, 64 << 10]);
+    bench.assert_tidy(&ring);
+}
+
+/// The others do not go on to their ends.
+#[test]
+fn a_failure_ends_the_other_workers_soon() {
+    let bench = Bench::filled(2, &[16 << 20]);
+    let ring = Ring::new(4096, 8).unwrap();
+    let (fails, given) = (Arc::new(Mutex::new(true)), Arc::new(Mutex::new(0_u32)));
+    let (count, copies) = (Arc::clone(&given), (16 << 20) / 4096);
+    let error = dump_into(&bench, &ring, move |_| {
+        if std::mem::take(&mut *fails.lock().unwrap()) {
+            return Err(Given("the disk is full"));
+        }
+        *count.lock().unwrap() += 1;
+        std::thread::sleep(Duration::from_millis(1));
+        Ok(())
+    });
+    assert_eq!(error.unwrap_err().to_string(), "the disk is full");
+    assert!(*given.lock().unwrap() < copies, "the other GPU was dumped to its end");
+    bench.assert_tidy(&ring);
+}
+
 #[test]
 fn a_sink_that_panics_is_a_bug_that_is_told() {
     let bench = Bench::filled(2, &SIZES);
@@ -239,6 +276,62 @@ fn contents_that_are_not_what_the_bos_have_room_for() {
     assert!(error.contains("1 bytes of its contents are missing"), "{error}");
     let error = attempt([&image[..], &[1; 4096]].concat());
     assert!(error.contains("past the end of its contents"), "{error}");
+}
+
+fn restore_of(bench: &Bench, ring: &Ring, write: Write, options: Options) -> GpuError<Given> {
+    let jobs = bench.contents().into_iter().map(|contents| RestoreJob { contents });
+    let (restore, senders) =
+        Restore::<Given>::start(&bench.driver(), ring, jobs.collect(), options).unwrap();
+    senders[0].send(write).unwrap();
+    drop(senders);
+    restore.finish(&mut || Ok(())).unwrap_err()
+}
+
+#[test]
+fn zeros_and_bytes_that_are_nowhere() {
+    let bench = Bench::filled(1, &SIZES);
+    let bytes: u64 = SIZES.iter().sum();
+    for (offset, len) in [(0, bytes + 1), (bytes, 1), (u64::MAX, 1), (1, u64::MAX)] {
+        let ring = ring();
+        let error = restore_of(&bench, &ring, Write::Zeros { offset, len }, options()).to_string();
+        assert!(error.contains("past the end of its contents"), "{error}");
+        bench.assert_tidy(&ring);
+    }
+    for (offset, range) in [(bytes - 1, 0..2), (bytes, 4..5), (u64::MAX - 1, 0..4096)] {
+        let ring = ring();
+        let chunk = ring.try_take().unwrap();
+        let error = restore_of(&bench, &ring, Write::Bytes { offset, chunk, range }, options());
+        let error = error.to_string();
+        assert!(error.contains("past the end of its contents"), "{error}");
+        bench.assert_tidy(&ring);
+    }
+    #[allow(clippy::reversed_empty_ranges)] // on purpose
+    for range in [0..(64 << 10) + 1, 2..1] {
+        let ring = ring();
+        let chunk = ring.try_take().unwrap();
+        let error = restore_of(&bench, &ring, Write::Bytes { offset: 0, chunk, range }, options());
+        let error = error.to_string();
+        assert!(error.contains("a chunk is said to have bytes"), "{error}");
+        bench.assert_tidy(&ring);
+    }
+}
+
+/// Everything was sent, and the last of it is not in the GPU.
+#[test]
+fn a_last_copy_that_never_ends_fails_the_restore() {
+    let bench = Bench::filled(1, &[4096]);
+    let ring = ring();
+    let hang = bench.host.plan(Fault::engine_hangs(0));
+    let options = Options { fence_deadline: Duration::from_millis(200), ..options() };
+    let write = Write::Bytes { offset: 0, chunk: ring.try_take().unwrap(), range: 0..4096 };
+    let error = restore_of(&bench, &ring, write, options);
+    assert!(
+        matches!(error, GpuError::Device { source: DeviceError::Hung { .. }, .. }),
+        "{error:?}"
+    );
+    assert_eq!(ring.condemned(), 1);
+    hang.release();
+    bench.host.take_complaints();
 }
 
 #[test]

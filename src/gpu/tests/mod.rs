@@ -43,7 +43,12 @@ struct AppGpu {
 impl Bench {
     /// BOs of these sizes, on each GPU.
     fn new(gpus: u32, sizes: &[u64]) -> Self {
-        let host = SimHost::new(Machine::new(&Profile::gfx90a(), gpus)).unwrap();
+        Bench::on(&Profile::gfx90a(), gpus, sizes)
+    }
+
+    /// The same, on GPUs of another kind.
+    fn on(profile: &Profile, gpus: u32, sizes: &[u64]) -> Self {
+        let host = SimHost::new(Machine::new(profile, gpus)).unwrap();
         let application = host.process(Credentials::USER);
         let copier = host.process(Credentials::ROOT);
         let app = host.machine().gpus.iter().map(|gpu| {

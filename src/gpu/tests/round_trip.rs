@@ -127,23 +127,39 @@ fn a_chunk_with_more_bos_than_one_copy_takes() {
     let bench = Bench::filled(1, &vec![PAGE; usize::try_from(pages).unwrap()]);
     let target = Bench::new(1, &vec![PAGE; usize::try_from(pages).unwrap()]);
     let image = bench.bytes(0);
-    let ring = Ring::new(16 << 20, 2).unwrap();
+    let ring = Ring::new(16 << 20, 4).unwrap();
     let jobs = target.contents().into_iter().map(|contents| RestoreJob { contents });
     let (restore, senders) =
         Restore::<Given>::start(&target.driver(), &ring, jobs.collect(), options()).unwrap();
     let cut = 2049;
+    // First, so that it is in flight when the other is cut.
+    let mut chunk = ring.try_take().unwrap();
+    chunk[..cut].copy_from_slice(&image[..cut]);
+    senders[0].send(Write::Bytes { offset: 0, chunk, range: 0..cut }).unwrap();
     let mut chunk = ring.try_take().unwrap();
     chunk[8..8 + image.len() - cut].copy_from_slice(&image[cut..]);
     let range = 8..8 + image.len() - cut;
     senders[0].send(Write::Bytes { offset: cut as u64, chunk, range }).unwrap();
-    let mut chunk = ring.try_take().unwrap();
-    chunk[..cut].copy_from_slice(&image[..cut]);
-    senders[0].send(Write::Bytes { offset: 0, chunk, range: 0..cut }).unwrap();
     drop(senders);
     let stats = restore.finish(&mut || Ok(())).unwrap();
     assert_eq!(stats[0].copies, 4);
     assert!(target.bytes(0) == image);
     target.assert_tidy(&ring);
+}
+
+/// An engine that copies no more than 4 MiB at a time, and chunks of more.
+#[test]
+fn chunks_that_are_longer_than_a_packet() {
+    let sizes = [PAGE, 14 << 20];
+    let bench = Bench::on(&Profile::gfx906(), 1, &sizes);
+    let ring = Ring::new(16 << 20, 2).unwrap();
+    let image: Vec<u8> = (0..PAGE + (14 << 20)).map(|at| (at >> 12).to_le_bytes()[0] | 1).collect();
+    bench.restore(&ring, std::slice::from_ref(&image)).unwrap();
+    assert!(bench.bytes(0) == image);
+    let store = Store::default();
+    bench.dump(&ring, &store).unwrap();
+    assert!(store.lock().unwrap()[&bench.host.gpu_ids()[0]].0 == image);
+    bench.assert_tidy(&ring);
 }
 
 /// Zeros over more BOs than one fill takes.

@@ -76,6 +76,10 @@ pub(super) fn next(
             if len > 1 << 22 {
                 return Err(unknown("it fills more bytes than the engine can count"));
             }
+            // The low bits of both are not looked at.
+            if unit == 4 && !(long(1)? | len).is_multiple_of(4) {
+                return Err(unknown("it fills words that do not begin, or end, at words"));
+            }
             let fill = Packet::Fill { to: long(1)?, len, value: word(3)?.to_le_bytes(), unit };
             (fill, sdma::FILL_WORDS)
         }
@@ -148,7 +152,10 @@ mod tests {
 
     #[test]
     fn what_is_no_packet_says_where_and_why() {
-        let cases: [(&[u32], &str); 6] = [
+        let fill = sdma::OP_CONST_FILL | sdma::FILL_DWORD;
+        let cases: [(&[u32], &str); 8] = [
+            (&[0, fill, 2, 0, 0, 7], "it fills words that do not begin, or end, at words"),
+            (&[0, fill, 4, 0, 0, 6], "it fills words that do not begin, or end, at words"),
             (&[0, 0xff], "the operation is none that is simulated"),
             (&[0, 0x0101], "the sub-operation is none that is simulated"),
             (&[0, 1, 4095, 0, 0, 0, 0], "it goes on past the end of the buffer"),

@@ -1,21 +1,12 @@
 //! Images made by hand: chunks cut in odd places, and images that nobody would write in good faith.
 
 use bytes::BytesMut;
-use vramstream::{
-    abi::amdgpu::domain,
-    device::{
-        DeviceMemory, Driver, RenderNode,
-        sim::{Credentials, SimHost},
-    },
-    stage::Crc32,
-};
+use vramstream::stage::Crc32;
 
-use super::*;
+use super::{place::Place, *};
 use crate::format::{
     ChunkHeader, Codec, FileEnd, FileName, ImageEnd, MAX_FILE_BYTES, Prologue, ShardEncoder,
 };
-
-const BYTES: u64 = 12 << 10;
 
 /// A file of an image: its bytes, in chunks of these ranges.
 struct File {
@@ -82,71 +73,6 @@ fn image(files: &[File]) -> Image {
     Image(vec![out.to_vec()])
 }
 
-/// A GPU with two BOs, and what comes of restoring an image to it.
-struct Place {
-    host: SimHost,
-    render: RenderNode,
-    bos: Vec<(u32, u64, DeviceMemory)>,
-    gpu_id: u32,
-}
-
-impl Place {
-    fn new() -> Self {
-        let host = SimHost::new(machine(1)).unwrap();
-        let node = host.machine().gpus[0].render_node();
-        let render = RenderNode::open(&host.process(Credentials::USER), &node).unwrap();
-        let bos = [4096_u32, 8192].map(|size| {
-            let handle = render.create(size.into(), domain::VRAM).unwrap();
-            let memory = render.map_memory(handle, size as usize).unwrap();
-            (handle, u64::from(size), memory)
-        });
-        let gpu_id = host.gpu_ids()[0];
-        Place { host, render, bos: bos.into(), gpu_id }
-    }
-
-    /// What is to be restored: different in each word.
-    fn contents(&self) -> Vec<u8> {
-        (0..BYTES / 8)
-            .flat_map(|word| (word.wrapping_mul(0x9e37_79b9_7f4a) | 1).to_le_bytes())
-            .collect()
-    }
-
-    fn places(&self) -> Vec<Contents> {
-        let bos = self.bos.iter().map(|&(handle, size, _)| {
-            let dma_buf = self.render.export(handle).unwrap();
-            gpu::Bo { size, dma_buf }
-        });
-        let node = self.render.node().path().to_owned();
-        vec![Contents { gpu_id: self.gpu_id, node, bos: bos.collect() }]
-    }
-
-    /// As another process: how many bytes are what they should be.
-    fn restore(&self, mut image: Image, cap: &str) -> Result<u64> {
-        for (_, size, memory) in &self.bos {
-            memory.write(0, &vec![0xee; usize::try_from(*size).unwrap()]);
-        }
-        let options = options(ring_of(cap, 1));
-        let driver: Arc<dyn Driver> = Arc::new(self.host.process(Credentials::ROOT));
-        let (places, silent) = (self.places(), Progress::silent());
-        let restored = restore(&driver, places, &mut image, &options, || Ok(()), &silent);
-        assert_eq!((self.host.complaints(), self.host.open_dma_bufs()), (vec![], vec![]));
-        restored?;
-        assert_eq!(options.ring.free(), options.ring.chunks());
-        let mut bytes = Vec::new();
-        for (_, size, memory) in &self.bos {
-            let start = bytes.len();
-            bytes.resize(start + usize::try_from(*size).unwrap(), 0);
-            memory.read(0, &mut bytes[start..]);
-        }
-        let same = bytes.iter().zip(self.contents()).filter(|(got, wanted)| *got == wanted);
-        Ok(same.count() as u64)
-    }
-
-    fn refused(&self, image: Image) -> String {
-        self.restore(image, "16M").unwrap_err().report().to_string()
-    }
-}
-
 #[test]
 fn chunks_that_are_cut_inside_of_the_size_and_anywhere_else() {
     let place = Place::new();
@@ -162,13 +88,28 @@ fn chunks_that_are_cut_inside_of_the_size_and_anywhere_else() {
     ];
     for cut in cuts {
         for cap in ["8K", "16M"] {
-            assert_eq!(place.restore(image(&[file().cut(cut)]), cap).unwrap(), BYTES, "{cut:?}");
+            let bytes = place.restore(image(&[file().cut(cut)]), cap).unwrap();
+            assert!(bytes == place.contents(), "{cut:?}");
         }
     }
     // The last chunk first, the size at the very end.
     let mut backwards = file().cut(&[2, 8, 5000]);
     backwards.chunks.reverse();
-    assert_eq!(place.restore(image(&[backwards]), "8K").unwrap(), BYTES);
+    assert!(place.restore(image(&[backwards]), "8K").unwrap() == place.contents());
+}
+
+/// Zeros that begin in the size and end in the contents are one chunk, and no byte of it comes twice.
+#[test]
+fn zeros_that_begin_inside_of_the_size() {
+    let place = Place::new();
+    let mut contents = place.contents();
+    contents[..1000].fill(0);
+    for cut in [&[2, 8 + 500][..], &[2, 8 + 1000], &[2, 4, 8 + 1], &[5, 8, 9]] {
+        for cap in ["8K", "16M"] {
+            let file = File::of(place.gpu_id, &contents).cut(cut);
+            assert!(place.restore(image(&[file]), cap).unwrap() == contents, "{cut:?}");
+        }
+    }
 }
 
 #[test]
@@ -252,7 +193,7 @@ fn a_message_about_an_image_does_not_speak_of_a_dump() {
 #[test]
 fn bos_that_are_larger_than_any_file() {
     let place = Place::new();
-    let driver: Arc<dyn Driver> = Arc::new(place.host.process(Credentials::ROOT));
+    let driver = place.driver();
     for size in [MAX_FILE_BYTES - 7, u64::MAX - 7] {
         let places = || {
             let mut places = place.places();

@@ -9,7 +9,10 @@ use std::{
 };
 
 use vramstream::{
-    device::sim::{BoPlan, Fill, Machine, Profile},
+    device::{
+        Driver,
+        sim::{BoPlan, Fill, Machine, Profile},
+    },
     gpu::{self, Contents},
     ring::{Budget, Ring},
     stage::Compression,
@@ -28,9 +31,11 @@ use crate::{
     },
 };
 
+mod causes;
 mod damage;
 mod hostile;
 mod moves;
+mod place;
 
 /// A process on so many GPUs, with memory of all kinds.
 fn source(gpus: u32) -> Source {
