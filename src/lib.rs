@@ -36,6 +36,7 @@
 //! | [`gpu`] | contents of GPUs to chunks and back: one worker per GPU, several copies in flight | where chunks go, formats, files |
 //! | [`ring`] | the bounded pool of page-aligned chunks: the memory budget, and the only place of it | what is in a chunk, where it goes |
 //! | [`stage`] | zero scan, checksum, compression and their inverses: pure functions on bytes | chunks, files, threads |
+//! | [`topology`] | GPUs, CPUs and links of a machine; which GPU here takes the place of which one of a checkpoint, or why none can | devices, images, what a plan is for |
 //! | [`uring`] | writes files from chunks, many writes at a time, with io_uring where it can be had | what is in a chunk, how a file is laid out |
 //!
 //! Arrows point down only: the streamer uses all of these, `gpu` uses `device` and `ring`, `uring`
@@ -49,4 +50,5 @@ pub mod device;
 pub mod gpu;
 pub mod ring;
 pub mod stage;
+pub mod topology;
 pub mod uring;
