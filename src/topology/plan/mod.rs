@@ -55,7 +55,8 @@ pub struct GpuRef {
 }
 
 impl GpuRef {
-    fn of(node: &Node) -> Self {
+    /// A GPU by its node.
+    pub fn of(node: &Node) -> Self {
         GpuRef { gpu_id: node.gpu_id, node: node.id, render_minor: node.render_minor() }
     }
 }

@@ -124,6 +124,21 @@ pub enum Reason {
     },
 }
 
+impl Reason {
+    /// A word for it, for programs.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Reason::GpuCount { .. } => "gpu_count",
+            Reason::NoCandidate { .. } => "no_candidate",
+            Reason::TooFewCandidates { .. } => "too_few_candidates",
+            Reason::NoHive { .. } => "no_hive",
+            Reason::TooFewHives { .. } => "too_few_hives",
+            Reason::HivesTogether => "hives_together",
+            Reason::CpuNodes { .. } => "cpu_nodes",
+        }
+    }
+}
+
 /// Why a checkpoint cannot be restored, and what would help. Printed, it is a text of several lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
