@@ -5,7 +5,12 @@
 
 use std::{fmt, io};
 
-use vramstream::{device::DeviceError, gpu::GpuError};
+use vramstream::{
+    device::DeviceError,
+    gpu::GpuError,
+    image::ImageError as GpuImageError,
+    topology::{CheckError, PlanError, TopologyError},
+};
 
 use crate::format::{FormatError, ImageError, NameError};
 
@@ -131,6 +136,27 @@ pub enum Error {
     /// A device, or the state of its process.
     #[error("the state of the GPU process could not be moved")]
     Device(#[from] DeviceError),
+    /// The topology of a machine cannot be read.
+    #[error("{0}")]
+    Topology(TopologyError),
+    /// An image of CRIU's amdgpu plugin cannot be read.
+    #[error("{0}")]
+    GpuImage(GpuImageError),
+    /// A variable is not understood.
+    #[error(transparent)]
+    Check(#[from] CheckError),
+    /// It was not found out whether a checkpoint can be restored.
+    #[error("{from}")]
+    Plan {
+        /// The image or topology.
+        from: String,
+        /// Why.
+        #[source]
+        source: PlanError,
+    },
+    /// A checkpoint cannot be restored, as was told elsewhere.
+    #[error("{0} cannot be restored on this machine")]
+    NotRestorable(String),
     /// Something else failed first, elsewhere: that is the error to report.
     #[error("given up, because something else has failed")]
     GivenUp,
@@ -146,6 +172,20 @@ impl From<GpuError<Error>> for Error {
             GpuError::GivenUp => Error::GivenUp,
             error => Error::Gpu(Box::new(error)),
         }
+    }
+}
+
+impl From<TopologyError> for Error {
+    /// Its messages have their causes in them.
+    fn from(error: TopologyError) -> Self {
+        Error::Topology(error)
+    }
+}
+
+impl From<GpuImageError> for Error {
+    /// Its messages have their causes in them.
+    fn from(error: GpuImageError) -> Self {
+        Error::GpuImage(error)
     }
 }
 

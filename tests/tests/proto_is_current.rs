@@ -1,4 +1,4 @@
-//! The generated code in `streamer/src/proto` is what the `.proto` files give.
+//! The generated code in `streamer/src/proto` and `src/image/proto` is what the `.proto` files give.
 //!
 //! Building the programs needs no `protoc` and no build script, because the code is checked in; this
 //! is what keeps it honest. After a change of a `.proto` file:
@@ -10,12 +10,13 @@
 
 use std::path::{Path, PathBuf};
 
-/// For each protobuf file, its package and the module of the streamer that has its messages.
-const MODULES: [(&str, &str, &str); 4] = [
-    ("image_format.proto", "vramstream.format.v1", "format"),
-    ("transfer.proto", "vramstream.transfer.v1", "transfer"),
-    ("criu_image_streamer.proto", "image", "criu_image_streamer"),
-    ("img_streamer.proto", "criu", "criu"),
+/// For each protobuf file, its package and the module that has its messages.
+const MODULES: [(&str, &str, &str); 5] = [
+    ("image_format.proto", "vramstream.format.v1", "streamer/src/proto/format.rs"),
+    ("transfer.proto", "vramstream.transfer.v1", "streamer/src/proto/transfer.rs"),
+    ("criu_image_streamer.proto", "image", "streamer/src/proto/criu_image_streamer.rs"),
+    ("img_streamer.proto", "criu", "streamer/src/proto/criu.rs"),
+    ("criu_amdgpu.proto", "criu.amdgpu", "src/image/proto/messages.rs"),
 ];
 
 fn root() -> PathBuf {
@@ -45,7 +46,7 @@ fn proto_is_current() {
     let mut stale = Vec::new();
     for (_, package, module) in MODULES {
         let made = std::fs::read_to_string(out.path().join(format!("{package}.rs"))).unwrap();
-        let path = root().join(format!("streamer/src/proto/{module}.rs"));
+        let path = root().join(module);
         if std::fs::read_to_string(&path).unwrap() == made {
             continue;
         }

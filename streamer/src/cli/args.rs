@@ -45,6 +45,8 @@ pub enum Command {
     Verify(SourceArg),
     /// Show what is in an image
     Inspect(SourceArg),
+    /// Show which GPU here would take the place of which GPU of a checkpoint, or why none can
+    Plan(Plan),
     /// Move a simulated GPU process between simulated machines, and compare every byte
     Selftest,
     /// Measure dumps and restores of simulated GPUs
@@ -62,6 +64,25 @@ pub struct Receive {
     /// Write the files into the images directory instead of serving them to CRIU
     #[arg(long)]
     pub extract: bool,
+}
+
+/// Options of `plan`. They have the ids of the options of all commands and take their place.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The variables KFD_FW_VER_CHECK, KFD_SDMA_FW_VER_CHECK, KFD_CACHES_COUNT_CHECK, \
+        KFD_NUM_GWS_CHECK, KFD_VRAM_SIZE_CHECK, KFD_NUMA_CHECK and KFD_CAPABILITY_CHECK turn a check \
+        off when they are 0, as in the restore itself.\n\n\
+        Exit status: 0 if it can be restored, 1 if not or if something failed, 2 if the command line is wrong."
+)]
+pub struct Plan {
+    /// The checkpoint: an amdgpu-kfd-N.img, a directory with such files, or, before there is one, the
+    /// KFD topology of its machine (a directory with nodes/)
+    #[arg(id = "from", long, value_name = "IMAGE|TOPOLOGY", value_parser = directory, required = true)]
+    pub from: Place,
+    /// The KFD topology of the machine to restore on [default: this machine's,
+    /// /sys/class/kfd/kfd/topology]
+    #[arg(id = "to", long, value_name = "TOPOLOGY", value_parser = directory)]
+    pub to: Option<Place>,
 }
 
 /// The image, for commands that only look at it.
@@ -145,7 +166,7 @@ pub struct Options {
     #[arg(long, global = true)]
     pub no_direct: bool,
 
-    /// Tell what happens as JSON, a line each, on standard error (inspect, verify,
+    /// Tell what happens as JSON, a line each, on standard error (inspect, verify, plan,
     /// selftest, bench: what was found out, on standard output)
     #[arg(long, global = true)]
     pub json: bool,
@@ -214,6 +235,14 @@ impl std::str::FromStr for Place {
     }
 }
 
+/// A path as it is, or after `file:`.
+fn directory(text: &str) -> Result<Place, String> {
+    match text.strip_prefix("file:").unwrap_or(text) {
+        "" => Err("the path is empty".into()),
+        path => Ok(Place::Directory(path.into())),
+    }
+}
+
 fn external(text: &str) -> Result<(FileName, i32), String> {
     let (name, fd) = text.rsplit_once(':').ok_or_else(|| format!("{text:?} is not NAME:FD"))?;
     let fd = fd.parse().map_err(|_| format!("{fd:?} is not a file descriptor"))?;
@@ -240,6 +269,19 @@ mod tests {
             assert_eq!(cli.options.ext_file_fds.len(), 2);
             assert_eq!(cli.options.progress_fd, Some(3));
             assert_eq!(cli.options.tcp_listen_remap, "81:80,80:81".parse().ok());
+        }
+    }
+
+    #[test]
+    fn the_places_of_a_plan_are_paths() {
+        for line in ["x plan --from /a --to b/c", "x plan --json --to file:b/c --from file:/a"] {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            let Command::Plan(plan) = cli.command else { panic!("{line}") };
+            assert_eq!(plan.from, Place::Directory("/a".into()));
+            assert_eq!(plan.to, Some(Place::Directory("b/c".into())));
+        }
+        for line in ["x plan", "x plan --to /b", "x plan --from", "x plan --from= --to /b"] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_err(), "{line}");
         }
     }
 

@@ -7,7 +7,9 @@ use std::{
     sync::Arc,
 };
 
-use super::{Format, Options, args, places};
+use vramstream::topology::{Checks, DEFAULT_ROOT};
+
+use super::{Format, Options, Place, args, places};
 use crate::{
     absorb::{self, Absorbed, ShardStat},
     capture::{self, Output},
@@ -15,7 +17,7 @@ use crate::{
     extract::{self, Extraction},
     format::{FileName, ImageEnd, Manifest, Prologue},
     inspect::Inspection,
-    limits,
+    limits, plan,
     progress::Progress,
     seekable::SeekableImage,
     selftest,
@@ -188,6 +190,25 @@ pub(super) fn verify(image: Option<PathBuf>, options: Options, progress: &Progre
     }
     progress.finished(files, raw_bytes);
     Ok(())
+}
+
+pub(super) fn plan(arguments: args::Plan, options: &Options) -> Result<()> {
+    let path = |place| match place {
+        Place::Directory(path) => Ok(path),
+        Place::Tcp(_) => Err(Error::Usage("plan reads files: name a path".into())),
+    };
+    let from = path(arguments.from)?;
+    let to = arguments.to.map_or(Ok(DEFAULT_ROOT.into()), path)?;
+    let report = plan::plan(&from, &to, Checks::from_env()?)?;
+    if options.json {
+        println!("{}", serde_json::to_string(&report).unwrap_or_default());
+    } else if !options.quiet {
+        print!("{report}");
+    }
+    match report.restorable {
+        true => Ok(()),
+        false => Err(Error::NotRestorable(from.display().to_string())),
+    }
 }
 
 pub(super) fn selftest(options: &Options) -> Result<()> {

@@ -69,6 +69,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Receive(_) => "receive",
         Command::Verify(_) => "verify",
         Command::Inspect(_) => "inspect",
+        Command::Plan(_) => "plan",
         Command::Selftest => "selftest",
         Command::Bench(_) => "bench",
         Command::CommitGate => return commit_gate(cli.options.images_dir.as_deref()),
@@ -85,6 +86,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Receive(receive) => commands::receive(receive, cli.options, &progress),
         Command::Verify(source) => commands::verify(source.image, cli.options, &progress),
         Command::Inspect(source) => commands::inspect(source.image, cli.options, &progress),
+        Command::Plan(plan) => commands::plan(plan, &cli.options),
         Command::Selftest => commands::selftest(&cli.options),
         Command::Bench(what) => bench::bench(&what, &cli.options),
         Command::CommitGate => Ok(()),
@@ -97,9 +99,9 @@ fn run(cli: Cli) -> Result<()> {
 
 /// Options that a command would ignore although somebody meant something by them.
 fn refuse_misplaced(command: &str, options: &Options) -> Result<()> {
-    let reads = ["serve", "extract", "verify", "inspect"].contains(&command);
+    let reads = ["serve", "extract", "verify", "inspect", "plan"].contains(&command);
     let misplaced = [
-        ("--to", options.to.is_some() && command != "capture"),
+        ("--to", options.to.is_some() && !["capture", "plan"].contains(&command)),
         ("--from", options.from.is_some() && !reads),
         (
             "--tcp-listen-remap",
