@@ -22,7 +22,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         let host = SimHost::new(machine(1)).unwrap();
         let node = host.machine().gpus[0].render_node();
         let render = RenderNode::open(&host.process(Credentials::USER), &node).unwrap();
@@ -36,17 +36,17 @@ impl Place {
     }
 
     /// What is to be restored: different in each word.
-    pub fn contents(&self) -> Vec<u8> {
+    pub(super) fn contents(&self) -> Vec<u8> {
         (0..BYTES / 8)
             .flat_map(|word| (word.wrapping_mul(0x9e37_79b9_7f4a) | 1).to_le_bytes())
             .collect()
     }
 
-    pub fn driver(&self) -> Arc<dyn Driver> {
+    pub(super) fn driver(&self) -> Arc<dyn Driver> {
         Arc::new(self.host.process(Credentials::ROOT))
     }
 
-    pub fn places(&self) -> Vec<Contents> {
+    pub(super) fn places(&self) -> Vec<Contents> {
         let bos = self.bos.iter().map(|&(handle, size, _)| {
             let dma_buf = self.render.export(handle).unwrap();
             gpu::Bo { size, dma_buf }
@@ -56,7 +56,7 @@ impl Place {
     }
 
     /// As another process: what is in the BOs then.
-    pub fn restore(&self, mut image: Image, cap: &str) -> Result<Vec<u8>> {
+    pub(super) fn restore(&self, mut image: Image, cap: &str) -> Result<Vec<u8>> {
         for (_, size, memory) in &self.bos {
             memory.write(0, &vec![0xee; usize::try_from(*size).unwrap()]);
         }
@@ -76,7 +76,7 @@ impl Place {
         Ok(bytes)
     }
 
-    pub fn refused(&self, image: Image) -> String {
+    pub(super) fn refused(&self, image: Image) -> String {
         self.restore(image, "16M").unwrap_err().report().to_string()
     }
 }
