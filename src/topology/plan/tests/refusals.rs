@@ -116,6 +116,36 @@ fn a_gpu_without_its_link_to_a_cpu_is_no_candidate() {
 }
 
 #[test]
+fn each_of_two_links_to_one_cpu_needs_one_to_the_same_cpu() {
+    use crate::topology::{Link, LinkKind, Properties};
+    let (pcie, xgmi) = (LinkKind::Pcie, LinkKind::Xgmi);
+    // PCIe goes both ways here and XGMI does not, so that neither may stand for the other.
+    let machine = |links: [(LinkKind, u32); 2]| {
+        let links = links.map(|(kind, to)| Link { kind, to }).to_vec();
+        let back = |cpu| links.contains(&Link { kind: pcie, to: cpu });
+        let back = |cpu| vec![Link { kind: pcie, to: 2 }; usize::from(back(cpu))];
+        let node =
+            |id, gpu_id, links| Node { id, gpu_id, properties: Properties::default(), links };
+        let nodes = vec![node(0, 0, back(0)), node(1, 0, back(1)), node(2, 9, links.clone())];
+        Topology::new(nodes, vec![]).unwrap()
+    };
+    let together = machine([(pcie, 0), (xgmi, 0)]);
+    let apart = machine([(pcie, 0), (xgmi, 1)]);
+    let off = Checks::default().without(Variable::Numa);
+    assert!(matches!(
+        refused(&together, &apart, Checks::default()).reasons[..],
+        [Reason::CpuNodes { .. }]
+    ));
+    refused(&apart, &together, Checks::default());
+    assert!(plan(&together, &apart, off).is_ok() && plan(&apart, &together, off).is_ok());
+    assert!(plan(&together, &machine([(xgmi, 1), (pcie, 1)]), Checks::default()).is_ok());
+    // Of one kind alone, the other one is missing.
+    for kind in [pcie, xgmi] {
+        refused(&together, &machine([(kind, 0), (kind, 0)]), off);
+    }
+}
+
+#[test]
 fn other_numbers_of_gpus_are_refused_with_a_way_out() {
     let machine = Machine::new(&Profile::gfx942(), 8).cpu_nodes(2);
     let whole = topology(&machine);
