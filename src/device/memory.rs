@@ -19,7 +19,8 @@ pub struct DeviceMemory {
 
 // SAFETY: the mapping belongs to this value and to no thread.
 unsafe impl Send for DeviceMemory {}
-// SAFETY: all access is through volatile copies to and from memory that others may write anyway.
+// SAFETY: all access is by copying to and from memory that is no Rust object and that others may
+// write anyway.
 unsafe impl Sync for DeviceMemory {}
 
 impl DeviceMemory {

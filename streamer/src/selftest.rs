@@ -66,7 +66,7 @@ pub fn selftest(signals: &Signals) -> Result<Report> {
 
     let stopped = Instant::now();
     let paused = source.pause()?;
-    let (state, contents) = source.divide(paused.checkpoint()?);
+    let (state, contents) = source.divide(paused.checkpoint()?)?;
     let bos = contents.iter().map(|contents| contents.bos.len()).sum();
     let (target, places) = Target::start(machine.moved(200, 0x40), &state)?;
 

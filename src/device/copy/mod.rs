@@ -53,8 +53,8 @@ pub struct Limits {
 pub const MOST_PIECES: usize = 1024;
 /// The most pieces of one fill, each of which may need three packets.
 pub const MOST_ZERO_PIECES: usize = 512;
-/// The most bytes of one fill.
-pub const MOST_ZEROS: u64 = 1 << 30;
+/// The most bytes of one fill: a slow engine should be done with it long before the deadline.
+pub const MOST_ZEROS: u64 = 64 << 20;
 
 /// A BO that is mapped, by its place in the queue's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -108,7 +108,7 @@ impl<'a> Lab<'a> {
         work: impl FnOnce(&State, Vec<Contents>) -> Result<T>,
     ) -> Result<T> {
         let paused = self.source.pause()?;
-        let (state, contents) = self.source.divide(paused.checkpoint()?);
+        let (state, contents) = self.source.divide(paused.checkpoint()?)?;
         let done = work(&state, contents)?;
         paused.unpause()?;
         Ok(done)
@@ -124,7 +124,7 @@ impl<'a> Lab<'a> {
             let planned: HashSet<u64> = planned.collect();
             checkpoint.bos.retain(|bo| planned.contains(&bo.bucket.addr));
         }
-        let done = work(self.source.divide(checkpoint).1)?;
+        let done = work(self.source.divide(checkpoint)?.1)?;
         paused.unpause()?;
         Ok(done)
     }

@@ -26,7 +26,7 @@ use std::{
 use vramstream::{
     abi::kfd::{CriuBoBucket, CriuDeviceBucket, flags},
     device::{
-        Checkpoint, Driver, Kfd, RenderNode,
+        Checkpoint, DeviceError, Driver, KFD_NODE, Kfd, RenderNode,
         sim::{Application, BoPlan, Credentials, Fill, GpuSpec, Machine, SimHost, SimProcess},
     },
     gpu::{Bo, Contents, Paused},
@@ -99,15 +99,15 @@ impl Source {
     }
 
     /// Splits a checkpoint into state and contents.
-    pub fn divide(&self, checkpoint: Checkpoint) -> (State, Vec<Contents>) {
+    pub fn divide(&self, checkpoint: Checkpoint) -> Result<(State, Vec<Contents>)> {
         let Checkpoint { info, devices, bos, private } = checkpoint;
         let buckets = bos.iter().map(|bo| bo.bucket).collect();
         let nodes = devices
             .iter()
             .map(|device| (device.user_gpu_id, render_node(self.host(), device.actual_gpu_id)));
         let bos = bos.into_iter().map(|bo| (bo.bucket, bo.dma_buf));
-        let contents = contents(nodes.collect(), bos);
-        (State { devices, bos: buckets, private, objects: info.objects }, contents)
+        let contents = contents(nodes.collect(), bos)?;
+        Ok((State { devices, bos: buckets, private, objects: info.objects }, contents))
     }
 }
 
@@ -141,7 +141,7 @@ impl Target {
             .iter()
             .map(|device| (device.user_gpu_id, render_node(&host, device.actual_gpu_id)));
         let bos = restored.into_iter().map(|bo| (bo.bucket, bo.dma_buf));
-        let contents = contents(nodes.collect(), bos);
+        let contents = contents(nodes.collect(), bos)?;
         Ok((Target { process, kfd, _renders: renders }, contents))
     }
 
@@ -221,20 +221,27 @@ fn render_node(host: &SimHost, gpu_id: u32) -> PathBuf {
     at.and_then(|at| host.machine().gpus.get(at)).map(GpuSpec::render_node).unwrap_or_default()
 }
 
-/// The BOs with contents, GPU by GPU, each in the order of the buckets.
+/// The BOs with contents, GPU by GPU, each in the order of the buckets. Each must have a dma-buf and
+/// a GPU: contents that were left out would not be missed before it is too late.
 fn contents(
     nodes: Vec<(u32, PathBuf)>,
     bos: impl Iterator<Item = (CriuBoBucket, Option<OwnedFd>)>,
-) -> Vec<Contents> {
-    let mut by_gpu: HashMap<u32, Vec<Bo>> = HashMap::new();
-    for (bucket, dma_buf) in bos {
-        if let (true, Some(dma_buf)) = (has_contents(bucket.alloc_flags), dma_buf) {
-            by_gpu.entry(bucket.gpu_id).or_default().push(Bo { size: bucket.size, dma_buf });
-        }
+) -> Result<Vec<Contents>> {
+    let mut by_gpu: HashMap<u32, Vec<Bo>> =
+        nodes.iter().map(|(gpu_id, _)| (*gpu_id, Vec::new())).collect();
+    for (bucket, dma_buf) in bos.filter(|(bucket, _)| has_contents(bucket.alloc_flags)) {
+        let (Some(dma_buf), Some(bos)) = (dma_buf, by_gpu.get_mut(&bucket.gpu_id)) else {
+            let what = format!(
+                "the driver tells of a BO at {:#x} of GPU {} and gives no way to its contents",
+                bucket.addr, bucket.gpu_id
+            );
+            return Err(DeviceError::Unsuitable { node: KFD_NODE.into(), what }.into());
+        };
+        bos.push(Bo { size: bucket.size, dma_buf });
     }
     let contents = nodes.into_iter().map(|(gpu_id, node)| {
         let bos = by_gpu.remove(&gpu_id).unwrap_or_default();
         Contents { gpu_id, node, bos }
     });
-    contents.collect()
+    Ok(contents.collect())
 }

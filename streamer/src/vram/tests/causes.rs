@@ -142,7 +142,7 @@ fn a_lane_keeps_no_chunk_that_it_does_not_use() {
         pad: 0,
     };
     lane.chunk(&header, None).unwrap();
-    assert_eq!(ring.free(), ring.chunks());
+    assert_all_back(&ring);
 }
 
 /// A destination that knows more than its shards, which take nothing.
@@ -204,7 +204,7 @@ fn a_destination_that_fails_is_the_cause_and_is_told() {
     for (shard_fails, cause) in [(true, "the shard is full"), (false, "the receiver is gone")] {
         let source = source(2);
         let paused = source.pause().unwrap();
-        let (_, contents) = source.divide(paused.checkpoint().unwrap());
+        let (_, contents) = source.divide(paused.checkpoint().unwrap()).unwrap();
         let told = Told::default();
         let destination = Box::new(Unhealthy(told.clone(), shard_fails));
         let options = options(ring_of("64K", 2));
@@ -213,7 +213,7 @@ fn a_destination_that_fails_is_the_cause_and_is_told() {
         assert!(error.contains("explained") && error.contains(cause), "{error}");
         assert_eq!(told.all(), [error]);
         assert_eq!(source.host().complaints(), []);
-        assert_eq!(options.ring.free(), options.ring.chunks());
+        assert_all_back(&options.ring);
     }
 }
 

@@ -7,7 +7,7 @@ fn refused(state: &State, image: &mut Image, gpus: u32) -> String {
     let options = options(ring_of("16M", 1));
     let error = restore_from(&target, places, image, &options).unwrap_err();
     assert_eq!(target.host().complaints(), []);
-    assert_eq!(options.ring.free(), options.ring.chunks());
+    assert_all_back(&options.ring);
     error.report().to_string()
 }
 
@@ -52,7 +52,7 @@ fn an_image_of_other_gpus() {
 fn an_image_without_one_of_the_gpus() {
     let source = source(2);
     let paused = source.pause().unwrap();
-    let (state, mut contents) = source.divide(paused.checkpoint().unwrap());
+    let (state, mut contents) = source.divide(paused.checkpoint().unwrap()).unwrap();
     contents.pop();
     let (destination, kept) = memory(1, None);
     dump_to(&source, contents, destination, &options(ring_of("16M", 1))).unwrap();
@@ -69,7 +69,7 @@ fn an_image_without_one_of_the_gpus() {
 fn contents_of_another_size() {
     let source = source(1);
     let paused = source.pause().unwrap();
-    let (state, mut contents) = source.divide(paused.checkpoint().unwrap());
+    let (state, mut contents) = source.divide(paused.checkpoint().unwrap()).unwrap();
     contents[0].bos.pop();
     let (destination, kept) = memory(1, None);
     dump_to(&source, contents, destination, &options(ring_of("16M", 1))).unwrap();
@@ -82,7 +82,7 @@ fn contents_of_another_size() {
 fn a_reader_that_goes_away_is_the_cause_and_the_process_goes_on() {
     let source = source(2);
     let paused = source.pause().unwrap();
-    let (_, contents) = source.divide(paused.checkpoint().unwrap());
+    let (_, contents) = source.divide(paused.checkpoint().unwrap()).unwrap();
     let (read, write) = std::io::pipe().unwrap();
     let destination = PipeDestination::new(vec![("the pipe".into(), write.into())]);
     let options = options(ring_of("16M", 2));
@@ -99,14 +99,14 @@ fn a_reader_that_goes_away_is_the_cause_and_the_process_goes_on() {
     drop(paused);
     assert_eq!(source.host().left_stopped(), []);
     assert_eq!(source.host().complaints(), []);
-    assert_eq!(options.ring.free(), options.ring.chunks());
+    assert_all_back(&options.ring);
 }
 
 #[test]
 fn a_reader_that_stops_reading_does_not_keep_a_dump_from_being_given_up() {
     let source = source(1);
     let paused = source.pause().unwrap();
-    let (_, contents) = source.divide(paused.checkpoint().unwrap());
+    let (_, contents) = source.divide(paused.checkpoint().unwrap()).unwrap();
     let (_read, write) = std::io::pipe().unwrap();
     let destination = PipeDestination::new(vec![("the pipe".into(), write.into())]);
     let ring = ring_of("1M", 1);

@@ -73,6 +73,15 @@ fn ring_of(cap: &str, gpus: usize) -> Ring {
     Budget::parse(cap).unwrap().ring(gpus).unwrap()
 }
 
+/// All chunks come back, though threads that have been given up may take a moment.
+fn assert_all_back(ring: &Ring) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while ring.free() < ring.chunks() && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(ring.free(), ring.chunks());
+}
+
 fn dump_to(
     source: &Source,
     contents: Vec<Contents>,
@@ -188,7 +197,7 @@ impl Origin for Image {
 /// Dumps a process into memory.
 fn dumped(source: &Source, shards: usize, options: &Options) -> (State, Image) {
     let paused = source.pause().unwrap();
-    let (state, contents) = source.divide(paused.checkpoint().unwrap());
+    let (state, contents) = source.divide(paused.checkpoint().unwrap()).unwrap();
     let (destination, kept) = memory(shards, None);
     dump_to(source, contents, destination, options).unwrap();
     paused.unpause().unwrap();

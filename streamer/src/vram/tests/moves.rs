@@ -6,7 +6,7 @@ use super::*;
 fn moved(gpus: u32, shards: usize, here: &Options, there: &Options) {
     let source = source(gpus);
     let paused = source.pause().unwrap();
-    let (state, contents) = source.divide(paused.checkpoint().unwrap());
+    let (state, contents) = source.divide(paused.checkpoint().unwrap()).unwrap();
     let (target, places) = Target::start(machine(gpus).moved(180, 7), &state).unwrap();
     let (mut readers, mut writers) = (Vec::new(), Vec::new());
     for number in 0..shards {
@@ -27,7 +27,7 @@ fn moved(gpus: u32, shards: usize, here: &Options, there: &Options) {
     assert_eq!((source.host().complaints(), target.host().complaints()), (vec![], vec![]));
     assert_eq!(target.host().left_stopped(), []);
     for ring in [&here.ring, &there.ring] {
-        assert_eq!(ring.free(), ring.chunks());
+        assert_all_back(ring);
     }
 }
 
@@ -60,7 +60,7 @@ fn compressed_chunks_into_a_ring_of_two_pages() {
 fn the_cpu_copies_nothing_on_the_way_out() {
     let source = source(2);
     let paused = source.pause().unwrap();
-    let (_, contents) = source.divide(paused.checkpoint().unwrap());
+    let (_, contents) = source.divide(paused.checkpoint().unwrap()).unwrap();
     let options = options(ring_of("16M", 2));
     let (destination, kept) = memory(2, Some(&options.ring));
     dump_to(&source, contents, destination, &options).unwrap();
@@ -96,7 +96,7 @@ fn a_copy_of_a_process_that_runs_is_torn_and_of_one_that_is_stopped_is_not() {
     let _scribble = source.host().scribble(pid, queue, bo.va).unwrap();
     let is_torn = |runs: bool| {
         let paused = source.pause().unwrap();
-        let (state, contents) = source.divide(paused.checkpoint().unwrap());
+        let (state, contents) = source.divide(paused.checkpoint().unwrap()).unwrap();
         if runs {
             paused.unpause().unwrap();
         }

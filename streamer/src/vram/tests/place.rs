@@ -66,7 +66,7 @@ impl Place {
         let restored = restore(&driver, places, &mut image, &options, || Ok(()), &silent);
         assert_eq!((self.host.complaints(), self.host.open_dma_bufs()), (vec![], vec![]));
         restored?;
-        assert_eq!(options.ring.free(), options.ring.chunks());
+        assert_all_back(&options.ring);
         let mut bytes = Vec::new();
         for (_, size, memory) in &self.bos {
             let start = bytes.len();
