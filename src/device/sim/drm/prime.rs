@@ -22,9 +22,7 @@ pub(super) fn handle_to_fd(
     call: &mut Call<'_>,
     prime: &mut PrimeHandle,
 ) -> nix::Result<()> {
-    if prime.flags & !(CLOEXEC | RDWR) != 0 {
-        return Err(Errno::EINVAL);
-    }
+    check_flags(prime)?;
     let mut state = host.state();
     let handle = state.render(call.file)?.handles.get(prime.handle).ok_or(Errno::ENOENT)?;
     let object = handle.object.clone();
@@ -44,9 +42,7 @@ pub(super) fn fd_to_handle(
     call: &mut Call<'_>,
     prime: &mut PrimeHandle,
 ) -> nix::Result<()> {
-    if prime.flags & !(CLOEXEC | RDWR) != 0 {
-        return Err(Errno::EINVAL);
-    }
+    check_flags(prime)?;
     if prime.fd < 0 {
         let what = format!("PRIME_FD_TO_HANDLE of {}, which is no descriptor", prime.fd);
         host.shared.log.complain(call.pid, what);
@@ -56,4 +52,9 @@ pub(super) fn fd_to_handle(
     let object = state.import(inode)?;
     prime.handle = state.render(call.file)?.handles.enter(object, User::Checked);
     Ok(())
+}
+
+/// The same in both directions.
+fn check_flags(prime: &PrimeHandle) -> nix::Result<()> {
+    if prime.flags & !(CLOEXEC | RDWR) == 0 { Ok(()) } else { Err(Errno::EINVAL) }
 }
