@@ -6,6 +6,7 @@ pub mod deadline;
 pub mod fake_criu;
 pub mod images;
 pub mod legacy;
+pub mod machine;
 pub mod real;
 pub mod rounds;
 pub mod shards;
