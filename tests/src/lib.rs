@@ -7,6 +7,7 @@ pub mod fake_criu;
 pub mod images;
 pub mod legacy;
 pub mod machine;
+pub mod plugin;
 pub mod real;
 pub mod rounds;
 pub mod shards;

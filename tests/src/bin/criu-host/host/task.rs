@@ -8,7 +8,7 @@ use std::{
     io::Read as _,
     mem,
     num::NonZeroUsize,
-    os::fd::{OwnedFd, RawFd},
+    os::fd::{AsFd as _, OwnedFd, RawFd},
     path::Path,
 };
 
@@ -20,7 +20,7 @@ use nix::{
         socket::{MsgFlags, recv, send},
     },
 };
-use vramstream::{device::DeviceMemory, system::System};
+use vramstream::{device::{DeviceKind, DeviceMemory}, system::System};
 
 use super::{
     Pending, Result, bug, complain, host, locked,
@@ -222,10 +222,14 @@ fn mappings(plugins: &Plugins, task: &Task) -> Result<Vec<(Vma, DeviceMemory)>> 
     drop(others);
     let mut done = Vec::new();
     let mut close = BTreeSet::new();
-    for (vma, fd) in planned {
+    for (mut vma, fd) in planned {
         let file = if fd >= 0 {
             close.insert(fd);
             let copy = service::borrowed(fd).try_clone_to_owned()?;
+            if let Some(DeviceKind::Render { minor }) = system.driver().identify(copy.as_fd())? {
+                // What the process has mapped from now on.
+                vma.path = format!("/dev/dri/renderD{minor}");
+            }
             system.driver().adopt(copy)
         } else {
             // As CRIU does it: the saved path.
