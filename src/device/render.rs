@@ -51,16 +51,25 @@ impl RenderNode {
     /// Opens a render node, which must be amdgpu's. It has an address space of its own, with nothing
     /// in it.
     pub fn open(driver: &dyn Driver, path: &Path) -> Result<Self, DeviceError> {
-        let render = RenderNode { node: Node::open(driver, path)? };
-        let name = render.driver_name()?;
+        RenderNode { node: Node::open(driver, path)? }.of_amdgpu()
+    }
+
+    /// A render node that was opened elsewhere; `path` is for messages. Its address space is
+    /// everybody's who has the file.
+    pub fn adopt(driver: &dyn Driver, path: &Path, fd: OwnedFd) -> Result<Self, DeviceError> {
+        RenderNode { node: Node::adopt(driver, path, fd)? }.of_amdgpu()
+    }
+
+    fn of_amdgpu(self) -> Result<Self, DeviceError> {
+        let name = self.driver_name()?;
         if name != b"amdgpu" {
             let what = format!(
                 "the driver is {:?} and not amdgpu: this is another kind of GPU",
                 String::from_utf8_lossy(&name)
             );
-            return Err(render.unsuitable(what));
+            return Err(self.unsuitable(what));
         }
-        Ok(render)
+        Ok(self)
     }
 
     /// The node.

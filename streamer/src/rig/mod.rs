@@ -241,7 +241,7 @@ fn contents(
     }
     let contents = nodes.into_iter().map(|(gpu_id, node)| {
         let bos = by_gpu.remove(&gpu_id).unwrap_or_default();
-        Contents { gpu_id, node, bos }
+        Contents { gpu_id, node: node.into(), bos }
     });
     Ok(contents.collect())
 }
