@@ -51,25 +51,25 @@ impl RenderNode {
     /// Opens a render node, which must be amdgpu's. It has an address space of its own, with nothing
     /// in it.
     pub fn open(driver: &dyn Driver, path: &Path) -> Result<Self, DeviceError> {
-        RenderNode { node: Node::open(driver, path)? }.of_amdgpu()
+        RenderNode::of(Node::open(driver, path)?)
     }
 
-    /// A render node that was opened elsewhere; `path` is for messages. Its address space is
-    /// everybody's who has the file.
+    /// A render node that was opened elsewhere; `path` is for messages.
     pub fn adopt(driver: &dyn Driver, path: &Path, fd: OwnedFd) -> Result<Self, DeviceError> {
-        RenderNode { node: Node::adopt(driver, path, fd)? }.of_amdgpu()
+        RenderNode::of(Node::adopt(driver, path, fd)?)
     }
 
-    fn of_amdgpu(self) -> Result<Self, DeviceError> {
-        let name = self.driver_name()?;
+    fn of(node: Node) -> Result<Self, DeviceError> {
+        let render = RenderNode { node };
+        let name = render.driver_name()?;
         if name != b"amdgpu" {
             let what = format!(
                 "the driver is {:?} and not amdgpu: this is another kind of GPU",
                 String::from_utf8_lossy(&name)
             );
-            return Err(self.unsuitable(what));
+            return Err(render.unsuitable(what));
         }
-        Ok(self)
+        Ok(render)
     }
 
     /// The node.
