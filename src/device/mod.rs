@@ -34,6 +34,7 @@ pub mod kernel;
 mod kfd;
 mod memory;
 pub mod numbers;
+pub(crate) mod records;
 mod render;
 pub mod sim;
 mod socket;
