@@ -211,6 +211,12 @@ impl Node {
         repeat(|| self.file.map(offset, len)).map_err(|errno| self.failed("mmap", errno))
     }
 
+    /// The open file alone, for somebody else to [adopt](Self::adopt).
+    pub fn into_file(self) -> Result<OwnedFd, DeviceError> {
+        // (EMFILE is all that can go wrong.)
+        self.file.as_fd().try_clone_to_owned().map_err(|_| self.failed("dup", Errno::EMFILE))
+    }
+
     /// The error of a call on this node.
     pub fn failed(&self, call: &'static str, errno: Errno) -> DeviceError {
         DeviceError::Call { node: self.path.clone(), call, errno }

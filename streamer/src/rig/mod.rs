@@ -92,7 +92,7 @@ impl Source {
     }
 
     /// Stops the application's queues.
-    pub fn pause(&self) -> Result<Paused<'_>> {
+    pub fn pause(&self) -> Result<Paused<&Kfd>> {
         // The driver answers this only on a file of one's own.
         Kfd::open(&self.checkpointer)?.version()?;
         Ok(Paused::pause(&self.kfd)?)
