@@ -20,7 +20,10 @@ use nix::{
         socket::{MsgFlags, recv, send},
     },
 };
-use vramstream::{device::{DeviceKind, DeviceMemory}, system::System};
+use vramstream::{
+    device::{DeviceKind, DeviceMemory},
+    system::System,
+};
 
 use super::{
     Pending, Result, bug, complain, host, locked,
