@@ -8,6 +8,7 @@ use std::{fmt, io};
 use vramstream::{
     device::DeviceError,
     gpu::GpuError,
+    handoff::HandoffError,
     image::ImageError as GpuImageError,
     topology::{CheckError, PlanError, TopologyError},
 };
@@ -136,6 +137,9 @@ pub enum Error {
     /// A device, or the state of its process.
     #[error("the state of the GPU process could not be moved")]
     Device(#[from] DeviceError),
+    /// GPU contents were not handed over.
+    #[error(transparent)]
+    Handoff(#[from] HandoffError),
     /// The topology of a machine cannot be read.
     #[error("{0}")]
     Topology(TopologyError),

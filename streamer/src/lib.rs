@@ -24,6 +24,7 @@
 //! | [`verify`] | reads an image and keeps nothing |
 //! | [`inspect`] | what is in an image, for programs and for people |
 //! | [`plan`](mod@plan) | which GPU here would take the place of which one of a checkpoint, or why none can |
+//! | `plugins` | CRIU plugins that hand GPU contents over, and wait |
 //! | [`commit_gate`] | holds CRIU until the image is safe |
 //! | [`payload`] | the bytes of a chunk on their way to a shard |
 //! | [`cli`], [`progress`], [`signals`], [`limits`] | the program around it |
@@ -48,6 +49,7 @@ pub mod limits;
 pub mod pack;
 pub mod payload;
 pub mod plan;
+mod plugins;
 mod poller;
 pub mod progress;
 pub mod proto;

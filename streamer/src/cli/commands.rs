@@ -7,7 +7,10 @@ use std::{
     sync::Arc,
 };
 
-use vramstream::topology::{Checks, DEFAULT_ROOT};
+use vramstream::{
+    system::System,
+    topology::{Checks, DEFAULT_ROOT},
+};
 
 use super::{Format, Options, Place, args, places};
 use crate::{
@@ -51,6 +54,7 @@ pub(super) fn capture(options: Options, progress: &Progress) -> Result<()> {
             external_files: places::external(&options)?,
             compression: options.compress.into(),
             memory_bytes: options.memory.0,
+            driver: Arc::clone(System::from_env().driver()),
         },
         output,
         &signals,
@@ -114,6 +118,7 @@ fn serve_from(origin: &mut dyn Origin, options: &Options, progress: &Progress) -
             clients: options.criu_clients,
             external_files,
             ports: options.tcp_listen_remap.clone().unwrap_or_default(),
+            driver: Arc::clone(System::from_env().driver()),
         },
         files,
         &signals,
