@@ -76,7 +76,8 @@ impl Budget {
         Budget::from_value(env::var_os(VARIABLE).as_deref())
     }
 
-    fn from_value(value: Option<&OsStr>) -> Result<Budget, BudgetError> {
+    /// The budget that a value of the variable asks for; the default without one.
+    pub fn from_value(value: Option<&OsStr>) -> Result<Budget, BudgetError> {
         let Some(value) = value else {
             return Ok(Budget::default());
         };

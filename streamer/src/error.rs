@@ -157,6 +157,9 @@ pub enum Error {
     /// A checkpoint cannot be restored, as was told elsewhere.
     #[error("{0} cannot be restored on this machine")]
     NotRestorable(String),
+    /// What the doctor found, as was told elsewhere.
+    #[error("{0} of these checks stand in the way: see the lines marked PROBLEM")]
+    NotReady(usize),
     /// Something else failed first, elsewhere: that is the error to report.
     #[error("given up, because something else has failed")]
     GivenUp,

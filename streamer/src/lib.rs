@@ -24,6 +24,7 @@
 //! | [`verify`] | reads an image and keeps nothing |
 //! | [`inspect`] | what is in an image, for programs and for people |
 //! | [`plan`](mod@plan) | which GPU here would take the place of which one of a checkpoint, or why none can |
+//! | [`doctor`] | what a person needs to know before the first dump |
 //! | [`commit_gate`] | holds CRIU until the image is safe |
 //! | [`payload`] | the bytes of a chunk on their way to a shard |
 //! | [`cli`], [`progress`], [`signals`], [`limits`] | the program around it |
@@ -39,6 +40,7 @@ pub mod cli;
 pub mod commit_gate;
 pub mod criu;
 pub mod criu_image_streamer;
+pub mod doctor;
 pub mod error;
 pub mod extract;
 mod fault;
