@@ -37,11 +37,12 @@
 //! | [`image`] | the image files of CRIU's amdgpu plugin: what is in them, read and written | where files are, devices |
 //! | [`ring`] | the bounded pool of page-aligned chunks: the memory budget, and the only place of it | what is in a chunk, where it goes |
 //! | [`stage`] | zero scan, checksum, compression and their inverses: pure functions on bytes | chunks, files, threads |
+//! | [`system`] | which machine this is: the kernel's, or a simulated one | what is done on it |
 //! | [`topology`] | GPUs, CPUs and links of a machine; which GPU here takes the place of which one of a checkpoint, or why none can | devices, images, what a plan is for |
 //! | [`uring`] | writes files from chunks, many writes at a time, with io_uring where it can be had | what is in a chunk, how a file is laid out |
 //!
 //! Arrows point down only: the streamer uses all of these, `gpu` uses `device` and `ring`, `uring`
-//! and `device` use `ring`, `image` uses `topology`, `device` and `image` use `abi`, nothing here
+//! and `device` use `ring`, `image` and `system` use `topology`, `system` uses `device`, `device` and `image` use `abi`, nothing here
 //! uses the streamer. `unsafe` is allowed in `abi`, `device`, `ring` and `uring`, and denied
 //! everywhere else.
 
@@ -53,5 +54,6 @@ pub mod gpu;
 pub mod image;
 pub mod ring;
 pub mod stage;
+pub mod system;
 pub mod topology;
 pub mod uring;

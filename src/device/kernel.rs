@@ -10,10 +10,10 @@ use nix::{
     errno::Errno,
     fcntl::{OFlag, open},
     libc,
-    sys::stat::Mode,
+    sys::stat::{Mode, SFlag, fstat},
 };
 
-use super::{DeviceFile, DeviceMemory, Driver};
+use super::{DeviceFile, DeviceKind, DeviceMemory, Driver, numbers};
 use crate::abi::request_size;
 
 /// The kernel of this machine.
@@ -31,6 +31,12 @@ impl Driver for Kernel {
 
     fn adopt(&self, fd: OwnedFd) -> nix::Result<Box<dyn DeviceFile>> {
         Ok(Box::new(KernelFile(fd.into())))
+    }
+
+    fn identify(&self, fd: BorrowedFd<'_>) -> nix::Result<Option<DeviceKind>> {
+        let stat = fstat(fd)?;
+        let is_device = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFCHR;
+        Ok(if is_device { numbers::of_kernel(stat.st_rdev) } else { None })
     }
 }
 

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use crate::{
         abi::Plain,
-        device::{DeviceFile, DeviceMemory},
+        device::{DeviceFile, DeviceKind, DeviceMemory},
     };
 
     /// A driver that says what no driver says, and keeps the operations that it was asked for.
@@ -257,6 +257,10 @@ mod tests {
 
         fn adopt(&self, fd: OwnedFd) -> nix::Result<Box<dyn DeviceFile>> {
             Ok(Box::new(OddFile(self.clone(), fd.into())))
+        }
+
+        fn identify(&self, _: BorrowedFd<'_>) -> nix::Result<Option<DeviceKind>> {
+            Ok(None)
         }
     }
 

@@ -33,6 +33,7 @@ pub mod copy;
 pub mod kernel;
 mod kfd;
 mod memory;
+pub mod numbers;
 mod render;
 pub mod sim;
 mod socket;
@@ -49,6 +50,21 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// Takes over a descriptor of a device that was opened elsewhere, in another process perhaps.
     fn adopt(&self, fd: OwnedFd) -> nix::Result<Box<dyn DeviceFile>>;
+
+    /// What an open file is, whoever opened it; `None` if it is nothing of ours. No device is asked.
+    fn identify(&self, fd: BorrowedFd<'_>) -> nix::Result<Option<DeviceKind>>;
+}
+
+/// The devices that belong to an AMD GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DeviceKind {
+    /// `/dev/kfd`: one for all GPUs.
+    Kfd,
+    /// A render node.
+    Render {
+        /// Its minor number: 128 for `renderD128`.
+        minor: u32,
+    },
 }
 
 /// An open device node. Dropping it closes it.

@@ -51,7 +51,16 @@ impl RenderNode {
     /// Opens a render node, which must be amdgpu's. It has an address space of its own, with nothing
     /// in it.
     pub fn open(driver: &dyn Driver, path: &Path) -> Result<Self, DeviceError> {
-        let render = RenderNode { node: Node::open(driver, path)? };
+        RenderNode::of(Node::open(driver, path)?)
+    }
+
+    /// A render node that was opened elsewhere; `path` is for messages.
+    pub fn adopt(driver: &dyn Driver, path: &Path, fd: OwnedFd) -> Result<Self, DeviceError> {
+        RenderNode::of(Node::adopt(driver, path, fd)?)
+    }
+
+    fn of(node: Node) -> Result<Self, DeviceError> {
+        let render = RenderNode { node };
         let name = render.driver_name()?;
         if name != b"amdgpu" {
             let what = format!(

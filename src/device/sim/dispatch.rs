@@ -11,7 +11,10 @@ use super::{
     host::{FileId, FileKind, SimHost},
     kfd, names,
 };
-use crate::abi::{Plain, request_size, request_type};
+use crate::{
+    abi::{Plain, request_size, request_type},
+    device::DeviceKind,
+};
 
 /// Issues an ioctl. What the handler has written is in `argument` afterwards, also where it failed.
 pub(super) fn ioctl(host: &SimHost, call: &mut Call<'_>, argument: &mut [u8]) -> nix::Result<()> {
@@ -73,6 +76,14 @@ pub(super) fn release(host: &SimHost, file: FileId) {
         Some(FileKind::Kfd(pid)) => kfd::released(host, file, pid),
         None => {}
     }
+}
+
+/// What a file is.
+pub(super) fn kind(host: &SimHost, file: FileId) -> nix::Result<DeviceKind> {
+    Ok(match gpu_of(host, file)? {
+        None => DeviceKind::Kfd,
+        Some(gpu) => DeviceKind::Render { minor: host.machine().gpus[gpu].render_minor },
+    })
 }
 
 /// The GPU that a file is of; `None` for `/dev/kfd`.

@@ -18,7 +18,7 @@ use super::{
     dispatch,
     host::{FileId, SimHost, inode},
 };
-use crate::device::{DeviceFile, DeviceMemory, Driver};
+use crate::device::{DeviceFile, DeviceKind, DeviceMemory, Driver};
 
 /// A process on a simulated machine, and the driver of what it opens.
 #[derive(Debug, Clone)]
@@ -62,6 +62,11 @@ impl Driver for SimProcess {
     fn adopt(&self, fd: OwnedFd) -> nix::Result<Box<dyn DeviceFile>> {
         let id = self.host.state().adopt(inode(&fd)?)?;
         Ok(self.file(id, fd))
+    }
+
+    fn identify(&self, fd: BorrowedFd<'_>) -> nix::Result<Option<DeviceKind>> {
+        let id = self.host.state().by_inode(inode(fd)?);
+        id.ok().map(|id| dispatch::kind(&self.host, id)).transpose()
     }
 }
 

@@ -15,16 +15,21 @@
 //! **A request is one record**, little-endian, with one descriptor: a socket for the answer, which
 //! is used once. So several threads, and several processes, can be in calls on one file.
 //!
-//! | bytes | field | open | check | ioctl | map |
-//! |---|---|---|---|---|---|
-//! | 0..4 | kind | 1 | 2 | 3 | 4 |
-//! | 4..8 | number | version: 1 | 0 | request | 0 |
-//! | 8..16 | first | `st_dev` of the client's end | 0 | 0 | offset |
-//! | 16..24 | second | `st_ino` of the client's end | 0 | 0 | length |
-//! | 24.. | bytes | path, at most 4096 | none | argument | none |
+//! | bytes | field | open | check | ioctl | map | stand in | adopt |
+//! |---|---|---|---|---|---|---|---|
+//! | 0..4 | kind | 1 | 2 | 3 | 4 | 5 | 6 |
+//! | 4..8 | number | version: 1 | 0 | request | 0 | 0 | version: 1 |
+//! | 8..16 | first | `st_dev` of the client's end | 0 | 0 | offset | `st_dev` | `st_dev` |
+//! | 16..24 | second | `st_ino` of the client's end | 0 | 0 | length | `st_ino` | `st_ino` |
+//! | 24.. | bytes | path, at most 4096 | none | argument | none | none | none |
 //!
-//! *Check* asks whether the connection is an open file. The caller of a request is the process that
-//! sent it (`SCM_CREDENTIALS`), not the one that opened the file.
+//! *Check* asks what the connection is. The caller of a request is the process that sent it
+//! (`SCM_CREDENTIALS`), not the one that opened the file.
+//!
+//! **Stand-ins.** A checkpointer that knows devices and no sockets must be shown a device. *Stand in*
+//! says that a device node, by its device and inode, stands for this open file: whoever has a
+//! descriptor of that node can *adopt* the file, as the first request of a connection in place of
+//! *open*.
 //!
 //! **The answer** is any number of records of descriptors, at most 250 each, and then the end:
 //!
@@ -33,7 +38,7 @@
 //! | 0..4 | kind | 1 | 2 |
 //! | 4..8 | errno | 0 | 0, or the error |
 //! | 8..16 | offset | 0 | map: where in the file to map |
-//! | 16.. | bytes | 16 for each descriptor: see below | ioctl: the argument, as long as it was |
+//! | 16.. | bytes | 16 for each descriptor: see below | ioctl: the argument, as long as it was; check: 1 and 0 for `/dev/kfd`, 2 and its minor number for a render node, 32 bits each |
 //!
 //! With the end of a successful *map* comes one descriptor: the file to map. For each other
 //! descriptor there are a place (0: `where` is a byte of the argument; 1: an address of the caller),
@@ -62,14 +67,14 @@ use nix::{
             AddressFamily, SockFlag, SockType, UnixAddr, connect, getpeername, getsockopt, socket,
             socketpair, sockopt,
         },
-        stat::fstat,
+        stat::{SFlag, fstat, stat},
         uio::{RemoteIoVec, process_vm_writev},
     },
     unistd::Pid,
 };
 
 use self::wire::{Answer, Place, Request};
-use super::{DeviceFile, DeviceMemory, Driver};
+use super::{DeviceFile, DeviceKind, DeviceMemory, Driver};
 use crate::abi::request_size;
 
 pub(in crate::device) mod wire;
@@ -92,8 +97,15 @@ impl SocketDriver {
     }
 }
 
-impl Driver for SocketDriver {
-    fn open(&self, path: &Path) -> nix::Result<Box<dyn DeviceFile>> {
+impl SocketDriver {
+    /// Makes the device node at `node` stand for an open file of this machine.
+    pub fn stand_in(&self, file: impl AsFd, node: &Path) -> nix::Result<()> {
+        let stat = stat(node)?;
+        let file = SocketFile { socket: file.as_fd().try_clone_to_owned().map_err(io_errno)? };
+        file.call(&Request::StandIn { device: stat.st_dev, inode: stat.st_ino })?.result()
+    }
+
+    fn connect(&self) -> nix::Result<SocketFile> {
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
         let address = UnixAddr::new(&self.path)?;
@@ -104,6 +116,36 @@ impl Driver for SocketDriver {
         })?;
         let file = SocketFile { socket };
         file.let_the_daemon_trace();
+        Ok(file)
+    }
+
+    /// The file that a descriptor is a connection of, or stands in for.
+    fn file_of(&self, fd: OwnedFd) -> nix::Result<SocketFile> {
+        let stat = fstat(&fd)?;
+        if SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFCHR {
+            let file = self.connect()?;
+            file.call(&Request::Adopt {
+                version: wire::VERSION,
+                device: stat.st_dev,
+                inode: stat.st_ino,
+            })?
+            .result()?;
+            return Ok(file);
+        }
+        let peer: UnixAddr = getpeername(fd.as_raw_fd()).map_err(|_| Errno::EBADF)?;
+        let kind = getsockopt(&fd, sockopt::SockType).map_err(|_| Errno::EBADF)?;
+        if peer.path() != Some(&self.path) || kind != SockType::SeqPacket {
+            return Err(Errno::EBADF);
+        }
+        let file = SocketFile { socket: fd };
+        file.let_the_daemon_trace();
+        Ok(file)
+    }
+}
+
+impl Driver for SocketDriver {
+    fn open(&self, path: &Path) -> nix::Result<Box<dyn DeviceFile>> {
+        let file = self.connect()?;
         let stat = fstat(&file.socket)?;
         file.call(&Request::Open {
             version: wire::VERSION,
@@ -116,16 +158,25 @@ impl Driver for SocketDriver {
     }
 
     fn adopt(&self, fd: OwnedFd) -> nix::Result<Box<dyn DeviceFile>> {
-        let peer: UnixAddr = getpeername(fd.as_raw_fd()).map_err(|_| Errno::EBADF)?;
-        let kind = getsockopt(&fd, sockopt::SockType).map_err(|_| Errno::EBADF)?;
-        if peer.path() != Some(&self.path) || kind != SockType::SeqPacket {
-            return Err(Errno::EBADF);
-        }
-        let file = SocketFile { socket: fd };
-        file.let_the_daemon_trace();
+        let file = self.file_of(fd)?;
         file.call(&Request::Check)?.result()?;
         Ok(Box::new(file))
     }
+
+    fn identify(&self, fd: BorrowedFd<'_>) -> nix::Result<Option<DeviceKind>> {
+        let file = match self.file_of(fd.try_clone_to_owned().map_err(io_errno)?) {
+            Ok(file) => file,
+            Err(Errno::EBADF) => return Ok(None),
+            Err(errno) => return Err(errno),
+        };
+        let answered = file.call(&Request::Check)?;
+        answered.result()?;
+        wire::decode_kind(&answered.bytes).map(Some).ok_or(Errno::EPROTO)
+    }
+}
+
+fn io_errno(error: std::io::Error) -> Errno {
+    Errno::try_from(error).unwrap_or(Errno::EIO)
 }
 
 /// A connection that is an open file.

@@ -18,6 +18,8 @@ use nix::{
     sys::socket::{ControlMessage, MsgFlags, recvmsg, sendmsg},
 };
 
+use crate::device::DeviceKind;
+
 /// The version of the protocol.
 pub(in crate::device) const VERSION: u32 = 1;
 /// The most descriptors of one record; the kernel takes 253.
@@ -35,6 +37,8 @@ const OPEN: u32 = 1;
 const CHECK: u32 = 2;
 const IOCTL: u32 = 3;
 const MAP: u32 = 4;
+const STAND_IN: u32 = 5;
+const ADOPT: u32 = 6;
 
 const DESCRIPTORS: u32 = 1;
 const END: u32 = 2;
@@ -46,6 +50,8 @@ pub(in crate::device) enum Request<'a> {
     Check,
     Ioctl { number: u32, argument: &'a [u8] },
     Map { offset: u64, len: u64 },
+    StandIn { device: u64, inode: u64 },
+    Adopt { version: u32, device: u64, inode: u64 },
 }
 
 impl<'a> Request<'a> {
@@ -57,6 +63,8 @@ impl<'a> Request<'a> {
             Request::Check => (CHECK, 0, 0, 0, &[][..]),
             Request::Ioctl { number, argument } => (IOCTL, number, 0, 0, argument),
             Request::Map { offset, len } => (MAP, 0, offset, len, &[][..]),
+            Request::StandIn { device, inode } => (STAND_IN, 0, device, inode, &[][..]),
+            Request::Adopt { version, device, inode } => (ADOPT, version, device, inode, &[][..]),
         };
         let mut record = Vec::with_capacity(REQUEST_HEADER + bytes.len());
         record.extend(kind.to_le_bytes());
@@ -80,8 +88,31 @@ impl<'a> Request<'a> {
                 Request::Ioctl { number, argument }
             }
             (MAP, 0, offset, len, []) => Request::Map { offset, len },
+            (STAND_IN, 0, device, inode, []) => Request::StandIn { device, inode },
+            (ADOPT, version, device, inode, []) => Request::Adopt { version, device, inode },
             _ => return None,
         })
+    }
+}
+
+/// What the answer to a check says of the file.
+pub(in crate::device) fn encode_kind(kind: DeviceKind) -> [u8; 8] {
+    let (kind, minor) = match kind {
+        DeviceKind::Kfd => (1_u32, 0),
+        DeviceKind::Render { minor } => (2, minor),
+    };
+    let mut bytes = [0; 8];
+    bytes[..4].copy_from_slice(&kind.to_le_bytes());
+    bytes[4..].copy_from_slice(&minor.to_le_bytes());
+    bytes
+}
+
+/// The inverse of [`encode_kind`].
+pub(in crate::device) fn decode_kind(bytes: &[u8]) -> Option<DeviceKind> {
+    match (word(bytes, 0)?, word(bytes, 4)?, bytes.len()) {
+        (1, 0, 8) => Some(DeviceKind::Kfd),
+        (2, minor, 8) => Some(DeviceKind::Render { minor }),
+        _ => None,
     }
 }
 
@@ -317,7 +348,11 @@ mod tests {
             (&ioctl[..8], &ioctl[24..]),
             (&[3, 0, 0, 0, 0x41, 0x64, 8, 0xc0][..], &[9; 8][..])
         );
-        for record in [open, ioctl, Request::Map { offset: 1 << 62, len: 4096 }.encode()] {
+        let map = Request::Map { offset: 1 << 62, len: 4096 }.encode();
+        let stand_in = Request::StandIn { device: 5, inode: 6 }.encode();
+        let adopt = Request::Adopt { version: 1, device: 5, inode: 6 }.encode();
+        assert_eq!((stand_in[0], adopt[0], adopt[4], adopt[16]), (5, 6, 1, 6));
+        for record in [open, ioctl, map, stand_in, adopt] {
             assert_eq!(Request::decode(&record).unwrap().encode(), record);
         }
     }

@@ -58,8 +58,8 @@ pub(super) struct Connection {
 struct Opened {
     id: FileId,
     closed: AtomicBool,
-    /// What stands for the file in this process. Others have the connection.
-    _fd: OwnedFd,
+    /// What stands for the file in this process, if it was opened here. Others have the connection.
+    _fd: Option<OwnedFd>,
 }
 
 impl Connection {
@@ -134,7 +134,23 @@ impl Connection {
                 reply.end(opened, &[]);
                 opened.ok()
             }
-            (Request::Check, Some(_)) => {
+            (Request::Adopt { version, device, inode }, None) => {
+                let adopted = match version {
+                    wire::VERSION => self.adopt(Inode { device, number: inode }),
+                    _ => Err(Errno::EPROTO),
+                };
+                reply.end(adopted, &[]);
+                adopted.ok()
+            }
+            (Request::Check, Some(file)) => {
+                match dispatch::kind(&self.host, file.id) {
+                    Ok(kind) => reply.end(Ok(()), &wire::encode_kind(kind)),
+                    Err(errno) => reply.end(Err(errno), &[]),
+                }
+                Some(())
+            }
+            (Request::StandIn { device, inode }, Some(file)) => {
+                self.host.state().also_known_as(file.id, Inode { device, number: inode });
                 reply.end(Ok(()), &[]);
                 Some(())
             }
@@ -156,12 +172,22 @@ impl Connection {
 
     fn open(&self, pid: u32, path: &Path, inode: Inode) -> nix::Result<()> {
         let (id, fd) = dispatch::open(&self.host, pid, path)?;
+        self.is(id, Some(fd))?;
+        self.host.state().also_known_as(id, inode);
+        Ok(())
+    }
+
+    fn adopt(&self, inode: Inode) -> nix::Result<()> {
+        let id = self.host.state().adopt(inode)?;
+        self.is(id, None)
+    }
+
+    fn is(&self, id: FileId, fd: Option<OwnedFd>) -> nix::Result<()> {
         if self.file.set(Opened { id, closed: AtomicBool::new(false), _fd: fd }).is_err() {
             // Two requests to open at once.
             dispatch::release(&self.host, id);
             return Err(Errno::EBUSY);
         }
-        self.host.state().also_known_as(id, inode);
         Ok(())
     }
 

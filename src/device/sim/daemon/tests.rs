@@ -26,7 +26,7 @@ use crate::{
         },
     },
     device::{
-        DeviceError, Driver, Kfd, Node, RenderNode, SocketDriver,
+        DeviceError, DeviceKind, Driver, Kfd, Node, RenderNode, SocketDriver,
         copy::{CopyQueue, Direction, Limits, Piece},
         sim::{Fault, Machine, Profile},
         socket::wire,
@@ -336,4 +336,27 @@ fn nodes_and_daemons_that_are_not_there() {
     let nobody = SocketDriver::new(served.dir.path().join("nobody"));
     assert_eq!(open(&nobody, "/dev/kfd"), Some(Errno::ECONNREFUSED));
     served.assert_tidy();
+}
+
+#[test]
+fn a_device_node_can_stand_for_an_open_file() {
+    let served = serve(2);
+    let driver = &served.driver;
+    let kfd = driver.open(Path::new("/dev/kfd")).unwrap();
+    let render = driver.open(Path::new("/dev/dri/renderD129")).unwrap();
+    assert_eq!(driver.identify(kfd.as_fd()), Ok(Some(DeviceKind::Kfd)));
+    assert_eq!(driver.identify(render.as_fd()), Ok(Some(DeviceKind::Render { minor: 129 })));
+    // A device that is there on every machine.
+    let node = Path::new("/dev/zero");
+    let stranger = File::open(node).unwrap();
+    assert_eq!(driver.identify(stranger.as_fd()), Ok(None));
+    driver.stand_in(&render, node).unwrap();
+    assert_eq!(driver.identify(stranger.as_fd()), Ok(Some(DeviceKind::Render { minor: 129 })));
+    let adopted = RenderNode::adopt(driver, Path::new("there"), stranger.into()).unwrap();
+    // It is the same file: what one makes the other has.
+    let handle = adopted.create(4096, domain::GTT).unwrap();
+    drop(render);
+    adopted.close(handle).unwrap();
+    assert_eq!(driver.identify(File::open("/dev/null").unwrap().as_fd()), Ok(None));
+    assert_eq!(driver.identify(File::open(served.dir.path()).unwrap().as_fd()), Ok(None));
 }
