@@ -8,7 +8,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vramstream::{ring::ByteSize, stage};
 
-use super::bench::Bench;
+use super::{bench::Bench, generate::Generate};
 use crate::{format::FileName, serve::PortMap};
 
 /// Streams CRIU images: from `criu dump --stream` to files, pipes or another host, and back to
@@ -55,6 +55,9 @@ pub enum Command {
     Bench(Box<Bench>),
     /// CRIU's --action-script: hold the dump until the capture has committed
     CommitGate,
+    /// Print man pages and completions
+    #[command(hide = true)]
+    Generate(Generate),
 }
 
 /// Options of `receive`.

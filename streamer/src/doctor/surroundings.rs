@@ -11,11 +11,7 @@ use std::{
 };
 
 use nix::sys::resource::{Resource, getrlimit};
-use vramstream::{
-    device::{Driver, SocketDriver, kernel::Kernel},
-    topology::DEFAULT_ROOT,
-    uring,
-};
+use vramstream::{device::Driver, system::System, uring};
 
 /// The most of a small file that is read.
 const MOST_TEXT: u64 = 64 << 10;
@@ -55,21 +51,16 @@ pub struct Surroundings {
 impl Surroundings {
     /// This machine.
     pub fn here(criu: Option<PathBuf>, libdir: Option<PathBuf>) -> Self {
-        let simulated = env::var_os("VRAMSTREAM_SIMULATED_GPUS").map(PathBuf::from);
-        let driver: Arc<dyn Driver> = match &simulated {
-            Some(dir) => Arc::new(SocketDriver::new(dir.join("gpus.sock"))),
-            None => Arc::new(Kernel),
-        };
-        let topology = simulated.as_ref().map_or(DEFAULT_ROOT.into(), |dir| dir.join("topology"));
+        let system = System::from_env();
         let limit = |resource, hard| {
             getrlimit(resource).map_or(0, |(soft, most)| if hard { most } else { soft })
         };
         Surroundings {
             root: "/".into(),
             environment: env::vars_os().collect(),
-            driver,
-            topology,
-            simulated,
+            driver: Arc::clone(system.driver()),
+            topology: system.topology_root().to_owned(),
+            simulated: system.simulation().map(ToOwned::to_owned),
             limits: Limits {
                 locked_memory: limit(Resource::RLIMIT_MEMLOCK, false),
                 open_files: limit(Resource::RLIMIT_NOFILE, true),
