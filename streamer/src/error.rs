@@ -158,7 +158,7 @@ pub enum Error {
     #[error("{0} cannot be restored on this machine")]
     NotRestorable(String),
     /// What the doctor found, as was told elsewhere.
-    #[error("{0} of these checks stand in the way: see the lines marked PROBLEM")]
+    #[error("this machine is not ready: what is marked PROBLEM stands in the way ({0})")]
     NotReady(usize),
     /// Something else failed first, elsewhere: that is the error to report.
     #[error("given up, because something else has failed")]

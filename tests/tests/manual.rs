@@ -70,7 +70,7 @@ fn bash_completes_commands_and_flags() -> io::Result<()> {
             .args(["--norc", "-c"])
             .arg(format!(
                 "eval \"$(cat)\"; COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
-                 _vramstream vramstream \"${{COMP_WORDS[-1]}}\" x; echo \"${{COMPREPLY[@]}}\""
+                 _vramstream vramstream \"${{COMP_WORDS[-1]}}\" \"${{COMP_WORDS[-2]}}\"; echo \"${{COMPREPLY[@]}}\""
             ))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -8,7 +8,7 @@ use vramstream::{
     topology::{Hidden, Node, Property, Topology, TopologyError},
 };
 
-use super::{Check, State, Surroundings};
+use super::{Check, Surroundings};
 
 /// The family that this is made for: GFX9. Older engines have other commands.
 const GFX9: u32 = 141;
@@ -38,17 +38,17 @@ pub(super) fn check(here: &Surroundings) -> (usize, Vec<Check>) {
             return (0, vec![kernel, problem, kfd(here)]);
         }
     };
-    let mut checks = vec![kernel, kfd(here), told(here, &topology)];
-    let mut usable = 0;
-    for gpu in topology.gpus() {
-        let check = render_node(here, gpu);
-        usable += usize::from(check.state != State::Problem);
-        checks.push(check);
+    if topology.gpus().count() == 0 && Kfd::open(here.driver.as_ref()).is_err() {
+        let found = "all GPUs are hidden from this process: GPU checks left out";
+        return (0, vec![kernel, Check::does_not_matter("gpus", found)]);
     }
+    let mut checks = vec![kernel, kfd(here), told(here, &topology)];
+    checks.extend(topology.gpus().map(|gpu| render_node(here, gpu)));
     checks.extend(topology.hidden().iter().map(hidden));
-    if usable == 0 && topology.gpus().count() == 0 {
-        let advice = "give the container a GPU, or use only processes without one in it";
-        checks.push(Check::problem("gpus", "all GPUs are hidden from this process", advice));
+    if topology.gpus().count() == 0 {
+        let found = format!("{KFD_NODE} is there, and all GPUs are hidden from this process");
+        let advice = "give the container a GPU, or take this device from it";
+        checks.push(Check::problem("gpus", found, advice));
     }
     (topology.gpus().count() + topology.hidden().len(), checks)
 }
@@ -172,7 +172,7 @@ mod tests {
 
     use vramstream::device::sim::{Credentials, Fault, Machine, Profile, SimHost};
 
-    use super::super::surroundings::tests::Scene;
+    use super::super::{State, surroundings::tests::Scene};
     use super::*;
 
     fn find<'a>(checks: &'a [Check], name: &str) -> Vec<&'a Check> {
@@ -268,6 +268,11 @@ mod tests {
         assert_eq!(states(&checks, "gpus"), []);
         fs::remove_file(nodes.join("2/properties")).unwrap();
         assert_eq!(states(&check(&scene.here).1, "gpus"), [State::Problem]);
+        // A container without any of its host's GPUs.
+        scene.host.plan(Fault::call("open").always().answers(Errno::ENOENT));
+        let (gpus, checks) = check(&scene.here);
+        assert_eq!((gpus, states(&checks, "gpus")), (0, vec![State::DoesNotMatter]));
+        assert_eq!(states(&checks, "kfd"), []);
     }
 
     #[test]

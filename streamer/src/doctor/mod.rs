@@ -37,7 +37,7 @@ pub fn examine(here: &Surroundings) -> Report {
     checks.extend(of_criu);
     checks.extend(plugin::check(here, criu.as_ref(), gpus > 0));
     checks.extend(of_gpus);
-    checks.extend(rights::check(here));
+    checks.extend(rights::check(here, gpus > 0));
     checks.extend(resources::check(here, gpus));
     checks.extend(variables::check(here));
     Report::new(checks)

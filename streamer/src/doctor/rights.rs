@@ -17,9 +17,9 @@ pub(super) const SYS_RESOURCE: u32 = 24;
 const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
 
 /// Capabilities, user namespace, ptrace.
-pub(super) fn check(here: &Surroundings) -> Vec<Check> {
+pub(super) fn check(here: &Surroundings, has_gpus: bool) -> Vec<Check> {
     let mut checks = vec![capabilities(here)];
-    checks.extend(user_namespace(here));
+    checks.extend(user_namespace(here, has_gpus));
     checks.push(ptrace(here));
     checks
 }
@@ -61,16 +61,17 @@ fn capabilities(here: &Surroundings) -> Check {
     }
 }
 
-fn user_namespace(here: &Surroundings) -> Option<Check> {
+fn user_namespace(here: &Surroundings, has_gpus: bool) -> Option<Check> {
     // A kernel without user namespaces has no such file.
     let link = fs::read_link(here.path("/proc/self/ns/user")).ok()?;
     Some(match link.to_string_lossy() == INITIAL_USER_NAMESPACE {
         true => Check::ok("user_namespace", "the initial one"),
-        false => {
+        false if has_gpus => {
             let found = "not the initial one: KFD takes capabilities in that one only";
-            let advice = "run CRIU outside the (rootless) container; or does no process use a GPU?";
+            let advice = "run CRIU outside of the (rootless) container";
             Check::problem("user_namespace", found, advice)
         }
+        false => Check::does_not_matter("user_namespace", "not the initial one"),
     })
 }
 
@@ -117,12 +118,14 @@ mod tests {
     #[test]
     fn kfd_wants_the_initial_user_namespace() {
         let scene = Scene::new(0);
-        assert_eq!(user_namespace(&scene.here).map(|check| check.state), Some(State::Ok));
+        let state = |gpus| user_namespace(&scene.here, gpus).map(|check| check.state);
+        assert_eq!(state(true), Some(State::Ok));
         let link = scene.here.path("proc/self/ns/user");
         fs::remove_file(&link).unwrap();
-        assert_eq!(user_namespace(&scene.here), None);
+        assert_eq!(state(true), None);
         std::os::unix::fs::symlink("user:[4026532345]", &link).unwrap();
-        assert_eq!(user_namespace(&scene.here).map(|check| check.state), Some(State::Problem));
+        assert_eq!(state(true), Some(State::Problem));
+        assert_eq!(state(false), Some(State::DoesNotMatter));
     }
 
     #[test]
