@@ -34,24 +34,28 @@
 //! | [`abi`] | foreign layouts and numbers: KFD, DRM, SDMA packets | everything else |
 //! | [`device`] | open a node, issue an ioctl, map memory: the kernel's devices or simulated ones; copies by SDMA | what the contents are for |
 //! | [`gpu`] | contents of GPUs to chunks and back: one worker per GPU, several copies in flight | where chunks go, formats, files |
+//! | [`handoff`] | GPU contents from the plugin to the streamer: the protocol, both ends | what is in an image, how contents are copied |
 //! | [`image`] | the image files of CRIU's amdgpu plugin: what is in them, read and written | where files are, devices |
+//! | [`plugin`] | the CRIU plugin: which hook is whose business, dump, restore, the C edge | how CRIU, devices and streams work inside |
 //! | [`ring`] | the bounded pool of page-aligned chunks: the memory budget, and the only place of it | what is in a chunk, where it goes |
 //! | [`stage`] | zero scan, checksum, compression and their inverses: pure functions on bytes | chunks, files, threads |
 //! | [`system`] | which machine this is: the kernel's, or a simulated one | what is done on it |
 //! | [`topology`] | GPUs, CPUs and links of a machine; which GPU here takes the place of which one of a checkpoint, or why none can | devices, images, what a plan is for |
 //! | [`uring`] | writes files from chunks, many writes at a time, with io_uring where it can be had | what is in a chunk, how a file is laid out |
 //!
-//! Arrows point down only: the streamer uses all of these, `gpu` uses `device` and `ring`, `uring`
-//! and `device` use `ring`, `image` and `system` use `topology`, `system` uses `device`, `device` and `image` use `abi`, nothing here
-//! uses the streamer. `unsafe` is allowed in `abi`, `device`, `ring` and `uring`, and denied
-//! everywhere else.
+//! Arrows point down only: the streamer uses all of these but `plugin`, `plugin` uses the others, `gpu` uses `device` and `ring`, `uring`
+//! and `device` use `ring`, `handoff` uses `gpu` and `device`, `image` and `system` use `topology`,
+//! `system` uses `device`, `device` and `image` use `abi`, nothing here uses the streamer. `unsafe`
+//! is allowed in `abi`, `device`, `ring` and `uring`, and denied everywhere else.
 
 #[allow(unsafe_code)] // structures are read and written as their bytes
 pub mod abi;
 #[allow(unsafe_code)] // ioctls take addresses, and devices share memory
 pub mod device;
 pub mod gpu;
+pub mod handoff;
 pub mod image;
+pub mod plugin;
 pub mod ring;
 pub mod stage;
 pub mod system;

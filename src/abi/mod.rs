@@ -15,6 +15,7 @@
 use std::{fmt, marker::PhantomData};
 
 pub mod amdgpu;
+pub mod criu;
 pub mod drm;
 pub mod kfd;
 pub mod sdma;

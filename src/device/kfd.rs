@@ -88,6 +88,11 @@ impl Kfd {
         &self.node
     }
 
+    /// The open file alone.
+    pub fn into_file(self) -> Result<OwnedFd, DeviceError> {
+        self.node.into_file()
+    }
+
     /// The version of the interface, which must be one that checkpoints.
     pub fn version(&self) -> Result<(u32, u32), DeviceError> {
         let mut version = GetVersion::default();

@@ -34,6 +34,7 @@ pub mod kernel;
 mod kfd;
 mod memory;
 pub mod numbers;
+pub(crate) mod records;
 mod render;
 pub mod sim;
 mod socket;
@@ -208,6 +209,12 @@ impl Node {
     /// Maps memory of the device.
     pub fn map(&self, offset: u64, len: usize) -> Result<DeviceMemory, DeviceError> {
         repeat(|| self.file.map(offset, len)).map_err(|errno| self.failed("mmap", errno))
+    }
+
+    /// The open file alone, for somebody else to [adopt](Self::adopt).
+    pub fn into_file(self) -> Result<OwnedFd, DeviceError> {
+        // (EMFILE is all that can go wrong.)
+        self.file.as_fd().try_clone_to_owned().map_err(|_| self.failed("dup", Errno::EMFILE))
     }
 
     /// The error of a call on this node.

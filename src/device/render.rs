@@ -77,6 +77,11 @@ impl RenderNode {
         &self.node
     }
 
+    /// The open file alone, for somebody else to [adopt](Self::adopt).
+    pub fn into_file(self) -> Result<OwnedFd, DeviceError> {
+        self.node.into_file()
+    }
+
     fn driver_name(&self) -> Result<Vec<u8>, DeviceError> {
         let mut name = vec![0_u8; 32];
         let mut version = Version {

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, os::fd::AsFd, sync::Arc, time::Instant};
 
 use super::{
-    Contents, GpuError, GpuStats, Options, copies_in_flight,
+    Bo, Contents, GpuError, GpuStats, Options, copies_in_flight,
     plan::{Part, Plan},
     workers::{self, Ended, Stop, Work, Workers, device},
 };
@@ -67,7 +67,7 @@ struct Worker<'a, D> {
     stop: &'a Stop,
     queue: CopyQueue,
     ring: Ring,
-    contents: Contents,
+    bos: Vec<Bo>,
     plan: Plan,
     drain: D,
     stats: GpuStats,
@@ -95,14 +95,17 @@ impl<'a, D: Drain> Worker<'a, D> {
         let gpu_id = contents.gpu_id;
         let began = Instant::now();
         let plan = workers::plan(&contents)?;
-        let queue = CopyQueue::open(driver, &contents.node, &ring, Direction::ToHost, limits)
+        let Contents { node, bos, .. } = contents;
+        let queue = node
+            .open(driver)
+            .and_then(|render| CopyQueue::new(render, &ring, Direction::ToHost, limits))
             .map_err(device(gpu_id))?;
         let depth = queue.depth();
         Ok(Worker {
             stop,
             queue,
             ring,
-            contents,
+            bos,
             plan,
             drain,
             stats: GpuStats { gpu_id, ..GpuStats::default() },
@@ -158,7 +161,7 @@ impl<'a, D: Drain> Worker<'a, D> {
             let bo = match self.mapped.last() {
                 Some(&(bo, id)) if bo == part.bo => id,
                 _ => {
-                    let bo = &self.contents.bos[part.bo];
+                    let bo = &self.bos[part.bo];
                     let id = self.queue.import(bo.dma_buf.as_fd(), bo.size).map_err(failed)?;
                     self.mapped.push((part.bo, id));
                     id

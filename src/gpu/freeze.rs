@@ -1,19 +1,21 @@
 //! The time in which a process's queues are stopped.
 
+use std::borrow::Borrow;
+
 use crate::device::{Checkpoint, DeviceError, Kfd, ProcessInfo};
 
 /// A process whose queues are stopped, once. They run again when this is dropped, on whatever path.
 #[derive(Debug)]
-pub struct Paused<'a> {
-    kfd: &'a Kfd,
+pub struct Paused<K: Borrow<Kfd>> {
+    kfd: K,
     info: ProcessInfo,
     running: bool,
 }
 
-impl<'a> Paused<'a> {
+impl<K: Borrow<Kfd>> Paused<K> {
     /// Stops the queues of the process whose `/dev/kfd` this is. Only its ptracer may.
-    pub fn pause(kfd: &'a Kfd) -> Result<Self, DeviceError> {
-        let info = kfd.process_info()?;
+    pub fn pause(kfd: K) -> Result<Self, DeviceError> {
+        let info = kfd.borrow().process_info()?;
         Ok(Paused { kfd, info, running: false })
     }
 
@@ -24,21 +26,21 @@ impl<'a> Paused<'a> {
 
     /// The state. It stays what it is until the queues run again.
     pub fn checkpoint(&self) -> Result<Checkpoint, DeviceError> {
-        self.kfd.checkpoint(self.info)
+        self.kfd.borrow().checkpoint(self.info)
     }
 
     /// Lets the queues run again.
     pub fn unpause(mut self) -> Result<(), DeviceError> {
         self.running = true;
-        self.kfd.unpause()
+        self.kfd.borrow().unpause()
     }
 }
 
-impl Drop for Paused<'_> {
+impl<K: Borrow<Kfd>> Drop for Paused<K> {
     fn drop(&mut self) {
         if !self.running {
             // Whoever gave up has something more important to report.
-            let _ = self.kfd.unpause();
+            let _ = self.kfd.borrow().unpause();
         }
     }
 }

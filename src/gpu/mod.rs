@@ -25,7 +25,10 @@
 
 use std::{os::fd::OwnedFd, path::PathBuf, time::Duration};
 
-use crate::{device::DeviceError, ring::Ring};
+use crate::{
+    device::{DeviceError, Driver, RenderNode},
+    ring::Ring,
+};
 
 mod dump;
 mod freeze;
@@ -49,13 +52,42 @@ pub struct Bo {
     pub dma_buf: OwnedFd,
 }
 
+/// A render node to copy through. Its GPU address space must be empty.
+#[derive(Debug)]
+pub enum Render {
+    /// Is opened where it is needed.
+    At(PathBuf),
+    /// Was opened elsewhere, perhaps by another process, and nobody else uses it.
+    Open {
+        /// What it is called there, for messages.
+        path: PathBuf,
+        /// The open file.
+        file: OwnedFd,
+    },
+}
+
+impl Render {
+    fn open(self, driver: &dyn Driver) -> Result<RenderNode, DeviceError> {
+        match self {
+            Render::At(path) => RenderNode::open(driver, &path),
+            Render::Open { path, file } => RenderNode::adopt(driver, &path, file),
+        }
+    }
+}
+
+impl From<PathBuf> for Render {
+    fn from(path: PathBuf) -> Self {
+        Render::At(path)
+    }
+}
+
 /// What a GPU has.
 #[derive(Debug)]
 pub struct Contents {
     /// What the topology calls it, for messages and statistics.
     pub gpu_id: u32,
     /// Its render node.
-    pub node: PathBuf,
+    pub node: Render,
     /// Its BOs, in the order of the image.
     pub bos: Vec<Bo>,
 }

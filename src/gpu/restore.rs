@@ -5,7 +5,7 @@ use std::{collections::VecDeque, ops::Range, os::fd::AsFd, sync::Arc, time::Inst
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
 
 use super::{
-    Contents, GpuError, GpuStats, Options, copies_in_flight,
+    Bo, Contents, GpuError, GpuStats, Options, copies_in_flight,
     plan::{Part, Plan},
     workers::{self, Ended, LOOK_UP, Stop, Work, Workers, device},
 };
@@ -132,9 +132,10 @@ struct Progress {
 struct Worker<'a> {
     stop: &'a Stop,
     queue: CopyQueue,
-    contents: Contents,
+    bos: Vec<Bo>,
     plan: Plan,
-    bos: Vec<Progress>,
+    /// By BO.
+    progress: Vec<Progress>,
     stats: GpuStats,
     began: Instant,
     // Kept between windows so that none allocates.
@@ -155,15 +156,18 @@ impl<'a> Worker<'a> {
         let gpu_id = contents.gpu_id;
         let began = Instant::now();
         let plan = workers::plan(&contents)?;
-        let queue = CopyQueue::open(driver, &contents.node, ring, Direction::ToDevice, limits)
+        let Contents { node, bos, .. } = contents;
+        let queue = node
+            .open(driver)
+            .and_then(|render| CopyQueue::new(render, ring, Direction::ToDevice, limits))
             .map_err(device(gpu_id))?;
         let progress = |size| Progress { mapped: None, missing: size, in_flight: 0 };
         Ok(Worker {
             stop,
-            bos: contents.bos.iter().map(|bo| progress(bo.size)).collect(),
+            progress: bos.iter().map(|bo| progress(bo.size)).collect(),
             touched: VecDeque::with_capacity(queue.depth()),
             queue,
-            contents,
+            bos,
             plan,
             stats: GpuStats { gpu_id, ..GpuStats::default() },
             began,
@@ -183,8 +187,8 @@ impl<'a> Worker<'a> {
             }
         }
         self.finish_all()?;
-        if let Some(bo) = self.bos.iter().position(|bo| bo.missing > 0) {
-            let missing: u64 = self.bos.iter().map(|bo| bo.missing).sum();
+        if let Some(bo) = self.progress.iter().position(|bo| bo.missing > 0) {
+            let missing: u64 = self.progress.iter().map(|bo| bo.missing).sum();
             return Err(self.wrong(format!(
                 "{missing} bytes of its contents are missing, the first in BO {bo}"
             )));
@@ -282,7 +286,7 @@ impl<'a> Worker<'a> {
     fn pieces<E: std::error::Error + 'static>(&mut self, base: u64) -> Result<(), Ended<E>> {
         self.pieces.clear();
         for part in &self.parts {
-            let progress = &mut self.bos[part.bo];
+            let progress = &mut self.progress[part.bo];
             let Some(missing) = progress.missing.checked_sub(part.len) else {
                 let what = format!("bytes of BO {} come twice", part.bo);
                 return Err(self.wrong(what));
@@ -290,7 +294,7 @@ impl<'a> Worker<'a> {
             let bo = match progress.mapped {
                 Some(id) => id,
                 None => {
-                    let bo = &self.contents.bos[part.bo];
+                    let bo = &self.bos[part.bo];
                     let imported = self.queue.import(bo.dma_buf.as_fd(), bo.size);
                     imported.map_err(device(self.stats.gpu_id))?
                 }
@@ -340,7 +344,7 @@ impl<'a> Worker<'a> {
         let finished = self.queue.finish_one().map_err(failed)?;
         self.stats.waiting_for_copy += since.elapsed();
         if let (Some(_), Some((first, last))) = (&finished, self.touched.pop_front()) {
-            for progress in &mut self.bos[first..=last] {
+            for progress in &mut self.progress[first..=last] {
                 // BOs of no bytes in between are in no copy.
                 let Some(id) = progress.mapped else { continue };
                 progress.in_flight = progress.in_flight.saturating_sub(1);

@@ -7,6 +7,8 @@
 //! | `amdgpu-renderD-ID.img` | an open render node ([`RenderNode`]) |
 //! | `amdgpu-drm-pages-ID-MINOR-BO.img` | the contents of one of its BOs; later |
 //! | `amdgpu-dmabuf_ID.img` | a dma-buf ([`DmabufNode`]); later |
+//! | `vramstream-kfd-ID.img` | ours: checksums of a process's files ([`Sums`]) |
+//! | `vramstream-renderD-ID.img` | ours: whose a render node is ([`read_owner`]) |
 //!
 //! Each begins with its size in 8 bytes ([`framing`]); the rest is a protobuf message
 //! (`proto/criu_amdgpu.proto`), or contents. "Later" is after CRIU 4.2: an image of 3.17 to 4.2 does
@@ -29,12 +31,16 @@ mod kfd;
 mod name;
 mod proto;
 mod render;
+mod sums;
 
 pub use dmabuf::DmabufNode;
 pub use error::ImageError;
 pub use kfd::{KfdBo, KfdImage, NO_HANDLE, SharedMemory};
 pub use name::ImageName;
 pub use render::{DrmBo, DrmVm, RenderNode};
+pub use sums::{
+    BLOCK_BYTES, BlockSums, GpuSums, Sums, owner_name, read_owner, sums_name, write_owner,
+};
 
 /// The most bytes of a message: many times what a process with a million BOs has.
 pub const MOST_MESSAGE_BYTES: u64 = 256 << 20;

@@ -76,7 +76,7 @@ impl Budget {
         Budget::from_value(env::var_os(VARIABLE).as_deref())
     }
 
-    /// The budget that a value of the variable asks for; the default without one.
+    /// The budget that a value of the variable asks for.
     pub fn from_value(value: Option<&OsStr>) -> Result<Budget, BudgetError> {
         let Some(value) = value else {
             return Ok(Budget::default());
@@ -86,6 +86,11 @@ impl Budget {
             reason: BudgetReason::NotText,
         })?;
         Budget::parse(text)
+    }
+
+    /// The cap in bytes, if there is one.
+    pub fn cap(&self) -> Option<usize> {
+        self.cap
     }
 
     /// Bytes of a chunk and number of chunks for so many GPUs (none counts as one).

@@ -6,6 +6,8 @@ pub mod deadline;
 pub mod fake_criu;
 pub mod images;
 pub mod legacy;
+pub mod machine;
+pub mod plugin;
 pub mod real;
 pub mod rounds;
 pub mod shards;

@@ -11,11 +11,12 @@
 use std::path::{Path, PathBuf};
 
 /// For each protobuf file, its package and the module that has its messages.
-const MODULES: [(&str, &str, &str); 5] = [
+const MODULES: [(&str, &str, &str); 6] = [
     ("image_format.proto", "vramstream.format.v1", "streamer/src/proto/format.rs"),
     ("transfer.proto", "vramstream.transfer.v1", "streamer/src/proto/transfer.rs"),
     ("criu_image_streamer.proto", "image", "streamer/src/proto/criu_image_streamer.rs"),
     ("img_streamer.proto", "criu", "streamer/src/proto/criu.rs"),
+    ("vramstream_plugin.proto", "vramstream.plugin.v1", "src/image/proto/plugin.rs"),
     ("criu_amdgpu.proto", "criu.amdgpu", "src/image/proto/messages.rs"),
 ];
 

@@ -174,7 +174,7 @@ fn contents_are_copied_out_and_in() {
     let contents = || -> Vec<Contents> {
         let gpu = |((render, bos), gpu_id): ((&RenderNode, &Vec<_>), u32)| Contents {
             gpu_id,
-            node: render.node().path().to_owned(),
+            node: render.node().path().to_owned().into(),
             bos: bos
                 .iter()
                 .map(|&(handle, size)| Bo { size, dma_buf: render.export(handle).unwrap() })
@@ -220,7 +220,7 @@ fn contents(
     let gpus = machine.gpus.iter().zip(ids);
     gpus.map(|(gpu, gpu_id)| Contents {
         gpu_id: *gpu_id,
-        node: gpu.render_node(),
+        node: gpu.render_node().into(),
         bos: all.remove(gpu_id).unwrap_or_default(),
     })
     .collect()

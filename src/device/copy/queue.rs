@@ -66,7 +66,17 @@ impl CopyQueue {
         direction: Direction,
         limits: Limits,
     ) -> Result<Self, DeviceError> {
-        let render = RenderNode::open(driver, path)?;
+        CopyQueue::new(RenderNode::open(driver, path)?, ring, direction, limits)
+    }
+
+    /// Prepares a render node for copies. Its address space must be empty, and nobody else may map
+    /// anything there.
+    pub fn new(
+        render: RenderNode,
+        ring: &Ring,
+        direction: Direction,
+        limits: Limits,
+    ) -> Result<Self, DeviceError> {
         let info = render.info()?;
         let dma_rings = rings_for(&info, direction);
         let copies = limits.copies.min(limits.copies_per_ring * dma_rings.len()).max(1);

@@ -16,7 +16,7 @@
 //! A fault comes before the handler: a call that was answered this way has done nothing.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -238,6 +238,12 @@ impl Faults {
     pub(super) fn calls(&self, name: &str) -> u64 {
         let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         calls.get(name).copied().unwrap_or(0)
+    }
+
+    /// How often each request was called.
+    pub(super) fn all_calls(&self) -> BTreeMap<&'static str, u64> {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.iter().map(|(&name, &times)| (name, times)).collect()
     }
 
     /// What keeps an engine from a submission that it has just taken.

@@ -4,7 +4,7 @@
 //! `Arc`s, and whoever waits for them waits on a condition of its own.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -186,6 +186,11 @@ impl SimHost {
     /// or "open" or "mmap".
     pub fn calls(&self, name: &str) -> u64 {
         self.shared.faults.calls(name)
+    }
+
+    /// How often each request was called that was called at all.
+    pub fn all_calls(&self) -> BTreeMap<&'static str, u64> {
+        self.shared.faults.all_calls()
     }
 
     /// What the engines of all GPUs have copied.

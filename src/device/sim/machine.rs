@@ -88,6 +88,11 @@ impl Machine {
         }
     }
 
+    /// What the topology calls each GPU, in its order.
+    pub fn gpu_ids(&self) -> Vec<u32> {
+        super::profile::gpu_ids(self)
+    }
+
     /// The same with another kernel.
     pub fn kernel(mut self, kernel: KernelRelease) -> Self {
         self.kernel = kernel;

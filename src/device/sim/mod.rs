@@ -53,7 +53,7 @@ mod sysfs;
 mod tests;
 mod vm;
 
-pub use app::{ADDRESSES_END, AppBo, AppQueue, Application, BoPlan};
+pub use app::{ADDRESSES_END, AppBo, AppQueue, Application, BoPlan, Program, ProgramPlan};
 pub use caller::Credentials;
 pub use daemon::Daemon;
 pub use door::SimProcess;

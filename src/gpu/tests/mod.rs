@@ -7,7 +7,8 @@ use std::{
 };
 
 use super::{
-    Bo, Contents, Drain, DumpJob, GpuError, GpuStats, Options, Restore, RestoreJob, Write, dump,
+    Bo, Contents, Drain, DumpJob, GpuError, GpuStats, Options, Render, Restore, RestoreJob, Write,
+    dump,
 };
 use crate::{
     abi::amdgpu::domain,
@@ -89,7 +90,7 @@ impl Bench {
         contents
             .map(|((app, &gpu_id), spec)| Contents {
                 gpu_id,
-                node: spec.render_node(),
+                node: spec.render_node().into(),
                 bos: app
                     .bos
                     .iter()

@@ -1,5 +1,7 @@
 //! What is dumped is what is restored.
 
+use std::os::fd::AsFd;
+
 use super::*;
 use crate::{
     device::copy::{MOST_PIECES, MOST_ZERO_PIECES},
@@ -33,6 +35,36 @@ fn round_trip(gpus: u32, sizes: &[u64], ring: &Ring) {
 fn bos_smaller_and_larger_than_a_chunk() {
     let sizes = [PAGE, 3 * PAGE, 5 << 20, PAGE, 64 << 10, 9 << 20, 2 * PAGE];
     round_trip(2, &sizes, &Ring::new(4 << 20, 8).unwrap());
+}
+
+#[test]
+fn render_nodes_that_another_process_has_opened() {
+    let bench = Bench::filled(2, &[PAGE, 3 << 20]);
+    let opener = bench.host.process(Credentials::ROOT);
+    let mut contents = bench.contents();
+    let opened: Vec<_> = contents
+        .iter_mut()
+        .map(|gpu| {
+            let Render::At(path) = &gpu.node else { panic!("{:?}", gpu.node) };
+            let render = RenderNode::open(&opener, path).unwrap();
+            let file = render.as_fd().try_clone_to_owned().unwrap();
+            gpu.node = Render::Open { path: path.clone(), file };
+            render
+        })
+        .collect();
+    let (ring, store) = (Ring::new(1 << 20, 8).unwrap(), Store::default());
+    let jobs = contents.into_iter().map(|contents| {
+        let drain = Keep { gpu_id: contents.gpu_id, store: store.clone() };
+        DumpJob { contents, drain }
+    });
+    let opens = bench.host.calls("open");
+    dump(&bench.driver(), &ring, jobs.collect(), options(), &mut || Ok(())).unwrap();
+    assert_eq!(bench.host.calls("open"), opens, "the copier opens nothing itself");
+    for (gpu, id) in bench.host.gpu_ids().iter().enumerate() {
+        assert!(store.lock().unwrap()[id].0 == bench.bytes(gpu));
+    }
+    drop(opened);
+    bench.assert_tidy(&ring);
 }
 
 #[test]

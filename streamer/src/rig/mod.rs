@@ -92,7 +92,7 @@ impl Source {
     }
 
     /// Stops the application's queues.
-    pub fn pause(&self) -> Result<Paused<'_>> {
+    pub fn pause(&self) -> Result<Paused<&Kfd>> {
         // The driver answers this only on a file of one's own.
         Kfd::open(&self.checkpointer)?.version()?;
         Ok(Paused::pause(&self.kfd)?)
@@ -241,7 +241,7 @@ fn contents(
     }
     let contents = nodes.into_iter().map(|(gpu_id, node)| {
         let bos = by_gpu.remove(&gpu_id).unwrap_or_default();
-        Contents { gpu_id, node, bos }
+        Contents { gpu_id, node: node.into(), bos }
     });
     Ok(contents.collect())
 }

@@ -69,7 +69,7 @@ fn run(socket: &str, gpus: &str, vram: &str, bo: &str) -> Answer<u64> {
         let contents = (1..).zip(&renders).map(|(gpu_id, (node, render, handles))| {
             let bos =
                 handles.iter().map(|&handle| Ok(Bo { size: bo, dma_buf: render.export(handle)? }));
-            Ok(Contents { gpu_id, node: node.clone(), bos: bos.collect::<Answer<_>>()? })
+            Ok(Contents { gpu_id, node: node.clone().into(), bos: bos.collect::<Answer<_>>()? })
         });
         contents.collect()
     };

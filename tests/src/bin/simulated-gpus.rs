@@ -2,7 +2,12 @@
 //!
 //! ```text
 //! simulated-gpus SOCKET GPUS VRAM PROFILE        simulated-gpus /tmp/gpus.sock 2 1G gfx90a
+//! simulated-gpus --dir DIR [--gpus 2] ...        with all files that a machine is known by
 //! ```
+//!
+//! With `--dir` it makes what `VRAMSTREAM_SIMULATED_GPUS=DIR` stands for: the socket, the topology,
+//! the number of `/dev/kfd`, a place for shared memory; then each line of its standard input is an
+//! order (`vramstream_tests::machine::orders`), whose answer ends in a line `end`.
 //!
 //! Prints `ready` when it listens. At the end it waits for its clients to close their files and
 //! prints what they did wrong, a line each; its status is 0 if that is nothing.
@@ -10,28 +15,43 @@
 
 use std::{
     error::Error,
-    io::{self, Read},
-    path::Path,
+    fs,
+    io::{self, BufRead, Read},
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
+use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use vramstream::{
     device::sim::{Daemon, Machine, Profile, SimHost},
     ring::ByteSize,
 };
+use vramstream_tests::machine::{END, MachineSpec, WRONG, orders::Orders};
 
 /// How long clients may take to close their files at the end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// A whole machine.
+#[derive(Parser)]
+struct Whole {
+    /// Where its files are to be
+    #[arg(long)]
+    dir: PathBuf,
+    #[command(flatten)]
+    spec: MachineSpec,
+}
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let answer = match args.as_slice() {
-        [socket, gpus, vram, profile] => serve(socket, gpus, vram, profile),
-        _ => Err("usage: simulated-gpus SOCKET GPUS VRAM PROFILE".into()),
+        [socket, gpus, vram, profile] if !socket.starts_with('-') => {
+            serve(socket, gpus, vram, profile)
+        }
+        _ => whole(&Whole::parse()),
     };
     match answer {
         Ok(complaints) if complaints.is_empty() => ExitCode::SUCCESS,
@@ -52,20 +72,46 @@ fn serve(
     vram: &str,
     profile: &str,
 ) -> Result<Vec<String>, Box<dyn Error>> {
-    // A checkpoint has a descriptor for each BO.
-    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     let profile = Profile::named(profile).ok_or("there is no such profile")?;
     let ByteSize(vram) = vram.parse()?;
     let machine = Machine::new(&profile, gpus.parse()?).vram_bytes(vram);
-    let daemon = Arc::new(Daemon::bind(SimHost::new(machine)?, Path::new(socket))?);
+    let daemon = listen(machine, Path::new(socket))?;
+    io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(end(&daemon))
+}
+
+fn whole(whole: &Whole) -> Result<Vec<String>, Box<dyn Error>> {
+    let (dir, machine) = (&whole.dir, whole.spec.machine());
+    fs::create_dir_all(dir.join("shm"))?;
+    machine.write_sysfs(&dir.join("topology"))?;
+    fs::write(dir.join("dev"), "511:0\n")?;
+    let daemon = listen(machine, &dir.join("gpus.sock"))?;
+    let mut orders = Orders::to(&daemon);
+    for line in io::stdin().lock().lines() {
+        match orders.obey(&line?) {
+            Ok(answer) => answer.iter().for_each(|line| println!("{line}")),
+            Err(wrong) => println!("{WRONG}{}", wrong.replace('\n', " ")),
+        }
+        println!("{END}");
+    }
+    Ok(end(&daemon))
+}
+
+fn listen(machine: Machine, socket: &Path) -> Result<Arc<Daemon>, Box<dyn Error>> {
+    // A checkpoint has a descriptor for each BO.
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    let daemon = Arc::new(Daemon::bind(SimHost::new(machine)?, socket)?);
     println!("ready");
     let server = Arc::clone(&daemon);
     thread::spawn(move || server.serve());
-    io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(daemon)
+}
+
+fn end(daemon: &Daemon) -> Vec<String> {
     let until = Instant::now() + PATIENCE;
     while daemon.connections() > 0 && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }
-    Ok(daemon.host().check().iter().map(ToString::to_string).collect())
+    daemon.host().check().iter().map(ToString::to_string).collect()
 }

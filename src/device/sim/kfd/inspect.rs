@@ -244,6 +244,11 @@ impl SimHost {
     /// Keeps a GPU from a process, as a device cgroup does: KFD has no device for it, if the
     /// process has not opened `/dev/kfd` yet.
     pub fn hide_gpu(&self, process: &SimProcess, gpu: usize) {
-        self.state().kfd.hidden.insert((process.pid(), gpu));
+        self.hide_gpu_from(process.pid(), gpu);
+    }
+
+    /// The same by the number of the process.
+    pub fn hide_gpu_from(&self, pid: u32, gpu: usize) {
+        self.state().kfd.hidden.insert((pid, gpu));
     }
 }

@@ -118,7 +118,7 @@ impl SimHost {
 impl Machine {
     /// Writes into `dir` what `/sys/class/kfd/kfd/topology` of this machine has.
     pub fn write_sysfs(&self, dir: &Path) -> Result<(), SysfsError> {
-        Tree { machine: self, gpu_ids: &super::profile::gpu_ids(self) }.write(dir)
+        Tree { machine: self, gpu_ids: &self.gpu_ids() }.write(dir)
     }
 }
 

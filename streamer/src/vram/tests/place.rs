@@ -51,7 +51,7 @@ impl Place {
             let dma_buf = self.render.export(handle).unwrap();
             gpu::Bo { size, dma_buf }
         });
-        let node = self.render.node().path().to_owned();
+        let node = self.render.node().path().to_owned().into();
         vec![Contents { gpu_id: self.gpu_id, node, bos: bos.collect() }]
     }
 

@@ -1,27 +1,23 @@
-//! An application on a simulated machine: what a program that uses ROCm leaves in KFD.
-//!
-//! It makes the calls that the ROCm runtime makes, in its order: `/dev/kfd`, the render nodes, an
-//! address space per GPU, memory, a page of events, and a compute queue on each GPU with the
-//! buffers that the kernel wants to see. No shader runs; its memory is filled from outside, and
-//! [`scribble`](super::SimHost::scribble) plays the shaders.
-//!
-//! Its GPU addresses go down from [`ADDRESSES_END`]. The CPU has nothing there: memory is mapped
-//! for the CPU only where a plan asks for it.
+//! An application's calls, through any driver: in this process or through a daemon.
 
-use memmap2::MmapMut;
-
-use super::{Fill, GpuSpec, KernelRelease, Profile, SimProcess, kfd};
-use crate::{
-    abi::kfd::{
-        ACQUIRE_VM, ALLOC_MEMORY_OF_GPU, AcquireVm, AllocMemoryOfGpu, CREATE_EVENT, CREATE_QUEUE,
-        CreateEvent, CreateQueue, GET_VERSION, GetVersion, MAP_MEMORY_TO_GPU, MapMemoryToGpu,
-        event_type, flags, queue_type,
-    },
-    device::{DeviceError, DeviceMemory, KFD_NODE, Node},
-};
 use std::{
     os::fd::{AsFd, AsRawFd},
     path::Path,
+};
+
+use memmap2::MmapMut;
+
+use super::super::{KernelRelease, Machine, Profile, kfd};
+use crate::{
+    abi::{
+        amdgpu::{GEM_CREATE, GemCreateIn, domain},
+        kfd::{
+            ACQUIRE_VM, ALLOC_MEMORY_OF_GPU, AcquireVm, AllocMemoryOfGpu, CREATE_EVENT,
+            CREATE_QUEUE, CreateEvent, CreateQueue, GET_VERSION, GetVersion, MAP_MEMORY_TO_GPU,
+            MapMemoryToGpu, event_type, flags, queue_type,
+        },
+    },
+    device::{DeviceError, DeviceMemory, Driver, KFD_NODE, Node},
 };
 
 /// The end of the addresses that an application uses.
@@ -101,71 +97,137 @@ pub struct AppQueue {
     pub doorbell_offset: u64,
 }
 
-/// A running application.
+/// What a program does with a machine.
+#[derive(Debug, Clone, Default)]
+pub struct ProgramPlan {
+    /// The memory that it has.
+    pub bos: Vec<BoPlan>,
+    /// The GPUs that it uses, by their place in the machine; `None` is all of them.
+    pub gpus: Option<Vec<usize>>,
+    /// Whether it opens the render nodes before `/dev/kfd`.
+    pub renders_first: bool,
+    /// How many files of each render node it has besides the first.
+    pub more_renders: usize,
+    /// How many files of `/dev/kfd` it has besides the first.
+    pub more_kfds: usize,
+    /// Sizes of the memory that it allocates through the render node of its first GPU, past KFD.
+    pub gem: Vec<u64>,
+    /// Whether it opens the devices and does nothing with them.
+    pub idle: bool,
+}
+
+/// A running program, which may be anywhere: its driver knows the way to the machine.
 #[derive(Debug)]
-pub struct Application {
+pub struct Program {
     kfd: Node,
-    renders: Vec<Node>,
+    more_kfds: Vec<Node>,
+    gpus: Vec<Gpu>,
+    more_renders: Vec<Node>,
+    kernel: KernelRelease,
     bos: Vec<AppBo>,
     runtime_bos: Vec<AppBo>,
     queues: Vec<AppQueue>,
     events: Vec<u32>,
-    process: SimProcess,
     /// The addresses below are free.
     free_below: u64,
     /// What userptrs are of: given back after the files are closed.
     user_memory: Vec<MmapMut>,
 }
 
+/// A GPU that a program uses.
+#[derive(Debug)]
+struct Gpu {
+    place: usize,
+    id: u32,
+    profile: Profile,
+    render: Node,
+}
+
 /// Events of each application.
 const EVENTS: [u32; 4] =
     [event_type::SIGNAL, event_type::SIGNAL, event_type::MEMORY, event_type::HW_EXCEPTION];
 
-impl Application {
-    /// Starts an application in `process`: on every GPU of the machine, with this memory.
-    pub fn start(process: &SimProcess, plan: &[BoPlan]) -> Result<Self, DeviceError> {
-        let mut app = Self::begin(process)?;
-        for bo in plan {
-            let bo = app.bo(bo)?;
-            app.bos.push(bo);
+impl Program {
+    /// Starts a program on a machine whose devices this driver opens.
+    pub fn start(
+        driver: &dyn Driver,
+        machine: &Machine,
+        plan: &ProgramPlan,
+    ) -> Result<Self, DeviceError> {
+        let mut program = Self::open(driver, machine, plan)?;
+        if plan.idle {
+            return Ok(program);
         }
-        app.make_events()?;
-        for gpu in 0..app.gpus().len() {
-            app.make_queue(gpu)?;
+        for bo in &plan.bos {
+            let bo = program.bo(bo)?;
+            program.bos.push(bo);
         }
-        Ok(app)
+        for &size in &plan.gem {
+            program.gem(size)?;
+        }
+        program.make_events()?;
+        let places: Vec<usize> = program.gpus.iter().map(|gpu| gpu.place).collect();
+        places.into_iter().try_for_each(|gpu| program.make_queue(gpu))?;
+        Ok(program)
     }
 
     /// Opens the devices and nothing else.
-    fn begin(process: &SimProcess) -> Result<Self, DeviceError> {
-        let kfd = Node::open(process, Path::new(KFD_NODE))?;
-        let mut version = GetVersion::default();
-        // SAFETY: the argument has no addresses.
-        unsafe { kfd.call(&GET_VERSION, &mut version) }?;
-        let mut renders = Vec::new();
-        for (gpu, &gpu_id) in process.host().machine().gpus.iter().zip(process.host().gpu_ids()) {
-            let render = Node::open(process, &gpu.render_node())?;
-            let drm_fd = render.as_fd().as_raw_fd().cast_unsigned();
-            // SAFETY: the argument has no addresses.
-            unsafe { kfd.call(&ACQUIRE_VM, &mut AcquireVm { drm_fd, gpu_id }) }?;
-            renders.push(render);
+    fn open(
+        driver: &dyn Driver,
+        machine: &Machine,
+        plan: &ProgramPlan,
+    ) -> Result<Self, DeviceError> {
+        let kfd = || Node::open(driver, Path::new(KFD_NODE));
+        let uses = |place| plan.gpus.as_ref().is_none_or(|gpus| gpus.contains(&place));
+        let ids = machine.gpu_ids();
+        let used = machine.gpus.iter().zip(ids).enumerate().filter(|&(place, _)| uses(place));
+        let mut gpus = Vec::new();
+        let mut first_kfd = None;
+        if !plan.renders_first {
+            first_kfd = Some(kfd()?);
         }
-        Ok(Application {
+        for (place, (spec, id)) in used {
+            let render = Node::open(driver, &spec.render_node())?;
+            gpus.push(Gpu { place, id, profile: spec.profile.clone(), render });
+        }
+        let kfd = match first_kfd {
+            Some(kfd) => kfd,
+            None => kfd()?,
+        };
+        let mut program = Program {
             kfd,
-            renders,
+            more_kfds: Vec::new(),
+            gpus,
+            more_renders: Vec::new(),
+            kernel: machine.kernel,
             bos: Vec::new(),
             runtime_bos: Vec::new(),
             queues: Vec::new(),
             events: Vec::new(),
-            process: process.clone(),
             free_below: ADDRESSES_END,
             user_memory: Vec::new(),
-        })
-    }
-
-    /// Its process.
-    pub fn process(&self) -> &SimProcess {
-        &self.process
+        };
+        for _ in 0..plan.more_renders {
+            for gpu in &program.gpus {
+                program.more_renders.push(Node::open(driver, gpu.render.path())?);
+            }
+        }
+        for _ in 0..plan.more_kfds {
+            program.more_kfds.push(Node::open(driver, Path::new(KFD_NODE))?);
+        }
+        if plan.idle {
+            return Ok(program);
+        }
+        let mut version = GetVersion::default();
+        // SAFETY: the argument has no addresses.
+        unsafe { program.kfd.call(&GET_VERSION, &mut version) }?;
+        for gpu in &program.gpus {
+            let drm_fd = gpu.render.as_fd().as_raw_fd().cast_unsigned();
+            let mut args = AcquireVm { drm_fd, gpu_id: gpu.id };
+            // SAFETY: the argument has no addresses.
+            unsafe { program.kfd.call(&ACQUIRE_VM, &mut args) }?;
+        }
+        Ok(program)
     }
 
     /// Its `/dev/kfd`.
@@ -173,9 +235,19 @@ impl Application {
         &self.kfd
     }
 
+    /// Its other files of `/dev/kfd`.
+    pub fn more_kfds(&self) -> &[Node] {
+        &self.more_kfds
+    }
+
     /// Its render nodes, one for each GPU.
-    pub fn renders(&self) -> &[Node] {
-        &self.renders
+    pub fn renders(&self) -> impl Iterator<Item = &Node> {
+        self.gpus.iter().map(|gpu| &gpu.render)
+    }
+
+    /// Its other files of render nodes.
+    pub fn more_renders(&self) -> &[Node] {
+        &self.more_renders
     }
 
     /// The memory that was asked for, in the order of the plan.
@@ -198,17 +270,22 @@ impl Application {
         &self.events
     }
 
-    /// Fills all memory of the plan, each BO differently where `fill` makes something of its
-    /// number.
-    pub fn fill(&self, fill: impl Fn(u64) -> Fill) -> nix::Result<()> {
-        let host = self.process.host();
-        (0..)
-            .zip(&self.bos)
-            .try_for_each(|(n, bo)| host.fill_bo(self.process.pid(), bo.va, fill(n)))
+    /// Where the memory of its userptrs is: addresses and sizes.
+    pub fn user_memory(&self) -> impl Iterator<Item = (u64, usize)> {
+        self.user_memory.iter().map(|memory| (memory.as_ptr() as u64, memory.len()))
     }
 
-    fn gpus(&self) -> &[GpuSpec] {
-        &self.process.host().machine().gpus
+    fn gpu(&self, place: usize) -> Result<&Gpu, DeviceError> {
+        let found = self.gpus.iter().find(|gpu| gpu.place == place);
+        found.ok_or_else(|| self.kfd.failed("ALLOC_MEMORY_OF_GPU", nix::errno::Errno::ENODEV))
+    }
+
+    /// Memory of the render node alone: it goes with the file.
+    fn gem(&self, bo_size: u64) -> Result<(), DeviceError> {
+        let Some(gpu) = self.gpus.first() else { return Ok(()) };
+        let mut args = GemCreateIn { bo_size, domains: domain::VRAM, ..GemCreateIn::default() };
+        // SAFETY: the argument has no addresses.
+        unsafe { gpu.render.call(&GEM_CREATE, &mut args) }
     }
 
     /// Addresses that nothing has.
@@ -224,7 +301,7 @@ impl Application {
         let mut args = AllocMemoryOfGpu {
             va_addr: self.addresses(plan.size),
             size: plan.size,
-            gpu_id: self.process.host().gpu_ids()[plan.gpu],
+            gpu_id: self.gpu(plan.gpu)?.id,
             flags: plan.flags,
             ..AllocMemoryOfGpu::default()
         };
@@ -241,8 +318,8 @@ impl Application {
         // SAFETY: the only address is that of a userptr: that memory is ours, is never touched,
         // and lives until the files are closed.
         unsafe { self.kfd.call(&ALLOC_MEMORY_OF_GPU, &mut args) }?;
-        let all = self.process.host().gpu_ids();
-        let gpus = if plan.all_gpus { all } else { &all[plan.gpu..=plan.gpu] };
+        let all = self.gpus.iter().map(|gpu| gpu.id);
+        let gpus: Vec<u32> = if plan.all_gpus { all.collect() } else { vec![args.gpu_id] };
         let mut map = MapMemoryToGpu {
             handle: args.handle,
             device_ids_array_ptr: gpus.as_ptr().expose_provenance() as u64,
@@ -253,7 +330,7 @@ impl Application {
         unsafe { self.kfd.call(&MAP_MEMORY_TO_GPU, &mut map) }?;
         let memory = if plan.host_visible {
             let registers = plan.flags & (flags::DOORBELL | flags::MMIO_REMAP) != 0;
-            let node = if registers { &self.kfd } else { &self.renders[plan.gpu] };
+            let node = if registers { &self.kfd } else { &self.gpu(plan.gpu)?.render };
             let len = usize::try_from(plan.size).unwrap_or(usize::MAX);
             Some(node.map(args.mmap_offset, len)?)
         } else {
@@ -280,10 +357,8 @@ impl Application {
     }
 
     fn make_events(&mut self) -> Result<(), DeviceError> {
-        if self.renders.is_empty() {
-            return Ok(());
-        }
-        self.runtime_bo(0, EVENT_PAGE_BYTES, RUNTIME)?;
+        let Some(first) = self.gpus.first().map(|gpu| gpu.place) else { return Ok(()) };
+        self.runtime_bo(first, EVENT_PAGE_BYTES, RUNTIME)?;
         let mut page = self.runtime_bos.last().map_or(0, |bo| bo.handle);
         for event_type in EVENTS {
             let auto_reset = u32::from(event_type == event_type::SIGNAL);
@@ -302,15 +377,14 @@ impl Application {
     }
 
     fn make_queue(&mut self, gpu: usize) -> Result<(), DeviceError> {
-        let profile: Profile = self.gpus()[gpu].profile.clone();
-        let gpu_id = self.process.host().gpu_ids()[gpu];
+        let (profile, gpu_id) = (self.gpu(gpu)?.profile.clone(), self.gpu(gpu)?.id);
         let small = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
         let doorbells = flags::DOORBELL | flags::WRITABLE | flags::COHERENT;
         self.runtime_bo(gpu, DOORBELL_BYTES, doorbells)?;
         let mmio = flags::MMIO_REMAP | flags::WRITABLE | flags::COHERENT;
         self.runtime_bo(gpu, PAGE, mmio)?;
         let save_size = small(profile.cwsr_size());
-        let save_bytes = match self.process.host().machine().kernel {
+        let save_bytes = match self.kernel {
             KernelRelease::V6_1 => u64::from(save_size).next_multiple_of(PAGE),
             _ => kfd::save_area(&profile, save_size),
         };

@@ -1,0 +1,156 @@
+//! The dump: from the first descriptor that CRIU shows to the moment when the queues run again.
+//!
+//! ```text
+//!  DUMP_EXT_FILE /dev/kfd     process   queues stop; state; contents on their way
+//!  DUMP_EXT_FILE renderD*     render    which GPU it is of
+//!  DUMP_DEVICES_LATE          the contents have been taken, or the dump fails (CRIU after 4.2)
+//!  exit                       queues run again: once for each process, whatever has happened
+//! ```
+//!
+//! Queues stay stopped until `exit`, which CRIU calls last: memory that a queue can write to, userptr
+//! memory above all, is dumped after the hooks for files.
+
+use std::os::fd::BorrowedFd;
+
+use super::{
+    context::Context,
+    error::{Error, Result},
+    host::NAME,
+    settings::Join,
+};
+use crate::{
+    abi::criu::Level,
+    device::{DeviceKind, Kfd},
+    gpu::Paused,
+    handoff::Pending,
+    image::{self, ImageName},
+    topology::Topology,
+};
+
+mod contents;
+mod memory;
+mod process;
+mod render;
+
+pub(super) use memory::{SEMAPHORE, SHARED_MEMORY};
+use process::Process;
+
+/// What a dump has so far.
+#[derive(Debug, Default)]
+pub(super) struct Dump {
+    in_inventory: bool,
+    /// The machine, read when it was first needed.
+    topology: Option<Topology>,
+    /// Whether the driver is known to be recent enough.
+    version_known: bool,
+    processes: Vec<Process>,
+    /// Queues that are stopped.
+    paused: Vec<Paused<Kfd>>,
+    /// Contents that the streamer is taking.
+    pending: Vec<(String, Pending)>,
+    /// Render nodes that came before any `/dev/kfd`.
+    early_renders: Vec<u32>,
+}
+
+impl Dump {
+    /// An open file of a task: whether it is ours.
+    pub(super) fn file(&mut self, cx: Context<'_>, fd: BorrowedFd<'_>, id: u32) -> Result<bool> {
+        let identified = cx.system.driver().identify(fd);
+        let kind = identified
+            .map_err(|errno| Error::Criu { what: "show a file".into(), source: errno.into() })?;
+        match kind {
+            None => return Ok(false),
+            Some(DeviceKind::Kfd) => {
+                self.enter_inventory(cx)?;
+                self.kfd(cx, fd, id)?;
+            }
+            Some(DeviceKind::Render { minor }) => {
+                self.enter_inventory(cx)?;
+                self.render(cx, id, minor)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// A mapping of a device: whether it is ours.
+    pub(super) fn mapping(&mut self, cx: Context<'_>, device: u64) -> Result<bool> {
+        if cx.system.device(device).is_none() {
+            return Ok(false);
+        }
+        self.enter_inventory(cx)?;
+        Ok(true)
+    }
+
+    /// All tasks have been dumped; an error here still fails the dump.
+    pub(super) fn late(&mut self, cx: Context<'_>) -> Result<()> {
+        self.wait_for_contents(cx)
+    }
+
+    /// The end, whatever has happened: what could not be done.
+    pub(super) fn end(&mut self, cx: Context<'_>) -> Vec<Error> {
+        let mut errors = Vec::new();
+        if let Err(error) = self.wait_for_contents(cx) {
+            errors.push(error);
+        }
+        self.pending.clear();
+        // One that cannot be started again must not keep the others stopped.
+        for paused in self.paused.drain(..) {
+            if let Err(error) = paused.unpause() {
+                errors.push(error.into());
+            }
+        }
+        errors
+    }
+
+    fn enter_inventory(&mut self, cx: Context<'_>) -> Result<()> {
+        if self.in_inventory {
+            return Ok(());
+        }
+        let what = format!("say in the inventory that the image needs {NAME}");
+        cx.host.add_to_inventory().map_err(Error::criu(what))?;
+        self.in_inventory = true;
+        Ok(())
+    }
+
+    /// Waits until the streamer has all contents.
+    fn wait_for_contents(&mut self, cx: Context<'_>) -> Result<()> {
+        for (name, pending) in self.pending.drain(..) {
+            pending.wait()?;
+            cx.say(Level::Info, &format!("{name}: the streamer has all contents"));
+        }
+        Ok(())
+    }
+
+    /// Contents were handed over: waits for them here where there is no later place to fail.
+    fn handed_over(&mut self, cx: Context<'_>, name: String, pending: Pending) -> Result<()> {
+        self.pending.push((name, pending));
+        match cx.settings.join {
+            Join::Hook if !cx.settings.has_late_hook => self.wait_for_contents(cx),
+            Join::Hook | Join::Exit => Ok(()),
+        }
+    }
+
+    fn topology(&mut self, cx: Context<'_>) -> Result<&Topology> {
+        if self.topology.is_none() {
+            self.topology = Some(Topology::from_sysfs(cx.system.topology_root())?);
+        }
+        // (It is there now.)
+        self.topology.as_ref().ok_or(Error::GivenUp)
+    }
+
+    /// Render nodes that came first belong to this process, as far as anybody can tell.
+    fn own_early_renders(&mut self, cx: Context<'_>, kfd_id: u32) -> Result<()> {
+        for id in std::mem::take(&mut self.early_renders) {
+            let name = image::owner_name(id);
+            let mut bytes = Vec::new();
+            image::write_owner(&name, kfd_id, &mut bytes)?;
+            cx.images().write(&name, &bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// The name of a process's image, for messages too.
+fn kfd_name(id: u32) -> String {
+    ImageName::Kfd { id }.to_string()
+}

@@ -1,0 +1,197 @@
+//! Where mappings of devices are now.
+//!
+//! A mapping is known by its place in the mmap space of its device, which belongs to one BO: so it is
+//! found wherever in the BO it begins, whether it was split, and however often the BO is mapped. The
+//! BO has another place in the new device's space.
+//!
+//! CRIU maps a run of mappings of one file from one descriptor: it takes the first that it is given,
+//! closes it after the last, and ignores the others, which nobody would close. Whether a run goes on
+//! shows in the descriptors of the task: CRIU opens a file where another run begins. So a
+//! descriptor is given for the first mapping of a run alone.
+
+use std::{
+    ops::Range,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use nix::unistd::dup;
+
+use super::{
+    super::{
+        context::Context,
+        error::{Error, Result},
+    },
+    Restored,
+};
+use crate::{abi::kfd::flags, device::DeviceKind, image::KfdBo};
+
+/// An offset at which no device has anything: mapping there fails, and the restore with it. CRIU
+/// does not take a no for an answer in this hook.
+pub(in crate::plugin) const IMPOSSIBLE_OFFSET: u64 = 0x7fff_ffff_ffff_f000;
+
+/// The type of a place in the mmap space of `/dev/kfd`, and that of the events page, which is no BO's.
+const KFD_TYPE_SHIFT: u32 = 62;
+const KFD_EVENTS: u64 = 2;
+
+/// Where a mapping is now.
+#[derive(Debug)]
+pub(in crate::plugin) struct Moved {
+    /// Where in the device's mmap space.
+    pub offset: u64,
+    /// What to map, if CRIU is to be given a descriptor; else it goes by the path, or by the
+    /// descriptor that it has been given.
+    pub file: Option<OwnedFd>,
+}
+
+/// Where the BOs of a process were, and where they are.
+#[derive(Debug, Default)]
+pub(super) struct Moves(Vec<Move>);
+
+#[derive(Debug)]
+struct Move {
+    /// `None` for a place in the mmap space of `/dev/kfd`.
+    gpu_id: Option<u32>,
+    old: Range<u64>,
+    new: u64,
+}
+
+impl Moves {
+    /// A BO was at one place and is at another.
+    pub(super) fn add(&mut self, bo: &KfdBo, new: u64) {
+        if bo.alloc_flags & flags::USERPTR != 0 {
+            // Its memory is the process's own.
+            return;
+        }
+        let of_kfd = bo.alloc_flags & (flags::DOORBELL | flags::MMIO_REMAP) != 0;
+        let old = bo.offset..bo.offset.saturating_add(bo.size);
+        self.0.push(Move { gpu_id: (!of_kfd).then_some(bo.gpu_id), old, new });
+    }
+
+    fn find(&self, gpu_id: Option<u32>, offset: u64) -> Option<u64> {
+        let found =
+            self.0.iter().find(|moved| moved.gpu_id == gpu_id && moved.old.contains(&offset))?;
+        found.new.checked_add(offset - found.old.start)
+    }
+}
+
+/// Which device a path is of, if it is one of ours.
+pub(super) fn device(path: &str) -> Option<DeviceKind> {
+    let mut parts = path.split('/').filter(|part| !part.is_empty());
+    match (parts.next(), parts.next(), parts.next(), parts.next()) {
+        (Some("dev"), Some("kfd"), None, None) => Some(DeviceKind::Kfd),
+        (Some("dev"), Some("dri"), Some(node), None) => {
+            let minor = node.strip_prefix("renderD")?.parse().ok()?;
+            Some(DeviceKind::Render { minor })
+        }
+        _ => None,
+    }
+}
+
+/// The run of mappings that CRIU is in.
+#[derive(Debug, Default)]
+pub(super) struct Chain {
+    device: Option<DeviceKind>,
+    /// The lowest descriptor that was free when CRIU had been given the run's.
+    free: Option<i32>,
+}
+
+impl Chain {
+    /// Whether this mapping is of the run that the last one was of; `file` is open.
+    fn goes_on(&self, device: DeviceKind, file: &OwnedFd) -> bool {
+        // `file` has the number that was free, if it still was.
+        self.device == Some(device) && self.free == Some(file.as_raw_fd())
+    }
+
+    fn begins(&mut self, device: DeviceKind, file: &OwnedFd) {
+        (self.device, self.free) = (Some(device), lowest_free(file));
+    }
+}
+
+/// The number that the next descriptor will have.
+fn lowest_free(any: &OwnedFd) -> Option<i32> {
+    dup(any).ok().map(|fd| fd.as_raw_fd())
+}
+
+/// See [`Restore::mapping`](super::Restore::mapping).
+pub(super) fn update(
+    chain: &mut Chain,
+    processes: &[Restored],
+    cx: Context<'_>,
+    device: DeviceKind,
+    offset: u64,
+) -> Result<Option<Moved>> {
+    let nowhere = || {
+        Error::Unsupported(format!(
+            "a mapping of {device:?} at offset {offset:#x} is of no BO of the checkpoint: it cannot be restored"
+        ))
+    };
+    match device {
+        DeviceKind::Kfd => {
+            // CRIU opens the path, which breaks any run.
+            *chain = Chain::default();
+            if offset >> KFD_TYPE_SHIFT == KFD_EVENTS {
+                return Ok(None);
+            }
+            let moved = processes.iter().find_map(|process| process.moves.find(None, offset));
+            let offset = moved.ok_or_else(nowhere)?;
+            Ok(Some(Moved { offset, file: None }))
+        }
+        DeviceKind::Render { minor } => {
+            let found = processes.iter().find_map(|process| {
+                // By the number of the node, or else by any GPU that has something there: a
+                // container may have had the node under another name.
+                let known = process.gpus.iter().any(|gpu| gpu.old_minor == minor);
+                let mut gpus = process.gpus.iter().filter(|gpu| !known || gpu.old_minor == minor);
+                gpus.find_map(|gpu| Some((gpu, process.moves.find(Some(gpu.gpu_id), offset)?)))
+            });
+            let (gpu, offset) = found.ok_or_else(nowhere)?;
+            let file = gpu.render.get(cx.host)?;
+            if chain.goes_on(device, &file) {
+                return Ok(Some(Moved { offset, file: None }));
+            }
+            chain.begins(device, &file);
+            Ok(Some(Moved { offset, file: Some(file) }))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_devices() {
+        assert_eq!(device("/dev/kfd"), Some(DeviceKind::Kfd));
+        let render = Some(DeviceKind::Render { minor: 129 });
+        assert_eq!(device("/dev/dri/renderD129"), render);
+        assert_eq!(device("//dev//dri/renderD129"), render);
+        for other in
+            ["", "/dev", "/dev/dri/card0", "/dev/dri/renderD", "/dev/kfd/x", "/tmp/dev/kfd"]
+        {
+            assert_eq!(device(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_mapping_is_found_wherever_in_its_bo_it_begins() {
+        let bo = |offset, alloc_flags| KfdBo {
+            addr: 0,
+            size: 8192,
+            offset,
+            alloc_flags,
+            gpu_id: 7,
+            handle: None,
+        };
+        let mut moves = Moves::default();
+        moves.add(&bo(0x1_0000_0000, flags::VRAM), 0x2_0000_0000);
+        moves.add(&bo(3 << 62, flags::DOORBELL), (3 << 62) | (5 << 46));
+        moves.add(&bo(0, flags::USERPTR), 0);
+        let at = |gpu_id, offset| moves.find(gpu_id, offset);
+        assert_eq!(at(Some(7), 0x1_0000_0000), Some(0x2_0000_0000));
+        assert_eq!(at(Some(7), 0x1_0000_1000), Some(0x2_0000_1000));
+        assert_eq!(at(Some(7), 0x1_0000_2000), None);
+        assert_eq!(at(Some(8), 0x1_0000_0000), None);
+        assert_eq!(at(None, 3 << 62), Some((3 << 62) | (5 << 46)));
+        assert_eq!(at(None, 0), None);
+    }
+}
