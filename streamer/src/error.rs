@@ -161,6 +161,9 @@ pub enum Error {
     /// A checkpoint cannot be restored, as was told elsewhere.
     #[error("{0} cannot be restored on this machine")]
     NotRestorable(String),
+    /// What the doctor found, as was told elsewhere.
+    #[error("this machine is not ready: what is marked PROBLEM stands in the way ({0})")]
+    NotReady(usize),
     /// Something else failed first, elsewhere: that is the error to report.
     #[error("given up, because something else has failed")]
     GivenUp,

@@ -16,6 +16,7 @@ use super::{Format, Options, Place, args, places};
 use crate::{
     absorb::{self, Absorbed, ShardStat},
     capture::{self, Output},
+    doctor::{self, Surroundings},
     error::{Error, Result},
     extract::{self, Extraction},
     format::{FileName, ImageEnd, Manifest, Prologue},
@@ -213,6 +214,19 @@ pub(super) fn plan(arguments: args::Plan, options: &Options) -> Result<()> {
     match report.restorable {
         true => Ok(()),
         false => Err(Error::NotRestorable(from.display().to_string())),
+    }
+}
+
+pub(super) fn doctor(arguments: args::Doctor, options: &Options) -> Result<()> {
+    let report = doctor::examine(&Surroundings::here(arguments.criu, arguments.libdir));
+    if options.json {
+        println!("{}", serde_json::to_string(&report).unwrap_or_default());
+    } else if !options.quiet {
+        print!("{report}");
+    }
+    match report.problems {
+        0 => Ok(()),
+        problems => Err(Error::NotReady(problems)),
     }
 }
 
