@@ -262,7 +262,10 @@ impl Criu {
             BufReader::new(fs::File::open(path("stdout"))?).lines().collect();
         let text = |name: &str| fs::read(path(name)).map(|b| String::from_utf8_lossy(&b).into());
         let log: String = text("log").unwrap_or_default();
-        Ok((Run { status, lines: lines?, log: Run::parse_log(&log), stderr: text("stderr")? }, input))
+        Ok((
+            Run { status, lines: lines?, log: Run::parse_log(&log), stderr: text("stderr")? },
+            input,
+        ))
     }
 
     fn tasks(&self, run: &Run) -> io::Result<Vec<Task>> {
@@ -313,7 +316,6 @@ pub fn plugin() -> io::Result<PathBuf> {
     }
     let own = env::current_exe()?;
     let mut near = own.ancestors().skip(1).take(2).map(|dir| dir.join("libvramstream.so"));
-    near.find(|path| path.is_file()).ok_or_else(|| {
-        io::Error::other(format!("no libvramstream.so near {}", own.display()))
-    })
+    near.find(|path| path.is_file())
+        .ok_or_else(|| io::Error::other(format!("no libvramstream.so near {}", own.display())))
 }

@@ -60,6 +60,7 @@ macro_rules! plugin_ctl {
 pub(crate) use plugin_ctl;
 
 /// The functions of a CRIU that has a list of plugins in the inventory.
+#[allow(unused_macros)] // not in every flavour
 macro_rules! inventory {
     () => {
         #[unsafe(no_mangle)]

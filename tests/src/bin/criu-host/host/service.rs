@@ -224,3 +224,9 @@ pub(super) fn borrowed(fd: RawFd) -> BorrowedFd<'static> {
     // SAFETY: callers have it open for as long as they use this.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
+
+/// A descriptor that was opened just now, and given to nobody else.
+pub(super) fn owned(fd: RawFd) -> OwnedFd {
+    // SAFETY: callers say so.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
