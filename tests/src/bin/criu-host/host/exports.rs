@@ -68,7 +68,7 @@ extern "C" fn print_on_level(level: c_uint, format: *const c_char, first: *const
 pub(super) fn message(level: u32, text: &str) {
     let host = host();
     let line = format!("{level} {} {}\n", std::process::id(), text.trim_end().replace('\n', "\\n"));
-    let _ = (&host.log).write_all(line.as_bytes());
+    service::write_log(line.as_bytes());
     if level <= host.log_level {
         let _ = std::io::stderr().lock().write_all(text.as_bytes());
     }
