@@ -4,7 +4,7 @@ use std::{fs::OpenOptions, os::unix::fs::FileExt, path::Path};
 
 use vramstream::{
     device::sim::{BoPlan, Fault},
-    handoff::Direction,
+    handoff::{Direction, Pending},
 };
 use vramstream_streamer::{
     format::Codec,
@@ -40,7 +40,7 @@ fn refused(
     let criu = ServeClient::connect(dir.path()).unwrap();
     let mut prepared = prepare(&target.driver(), Direction::Restore, places, Some(2 << 20));
     change(&mut prepared.job);
-    let outcome = hand_over(dir.path(), prepared.job).and_then(|pending| pending.wait());
+    let outcome = hand_over(dir.path(), prepared.job).and_then(Pending::wait);
     let told_plugin = reason(outcome);
     let told_user = told(serve.join().unwrap());
     drop(criu);
@@ -73,7 +73,7 @@ fn a_damaged_byte_of_the_contents_fails_the_restore() {
         .find(|(_, shard)| *shard == chunk.shard)
         .unwrap();
     let at = record.frame_at
-        + u64::from(record.frame_len)
+        + record.frame_len
         + u64::from(record.header.pad)
         + u64::from(record.header.raw_len) / 2;
     let file = OpenOptions::new().read(true).write(true).open(shard).unwrap();
@@ -134,7 +134,7 @@ fn a_gpu_that_fails_in_the_restore_is_the_cause() {
     let criu = ServeClient::connect(dir.path()).unwrap();
     let prepared = prepare(&target.driver(), Direction::Restore, places, Some(1 << 20));
     target.host().plan(Fault::call("CS").on_gpu(0).nth(3).answers(nix::errno::Errno::ENODEV));
-    let outcome = hand_over(dir.path(), prepared.job).and_then(|pending| pending.wait());
+    let outcome = hand_over(dir.path(), prepared.job).and_then(Pending::wait);
     let plugin = reason(outcome);
     assert!(plugin.contains("renderD128") && plugin.contains("CS failed"), "{plugin}");
     assert_eq!(told(serve.join().unwrap()), plugin);

@@ -4,7 +4,7 @@ use nix::errno::Errno;
 use vramstream::{
     device::sim::Fault,
     gpu::Render,
-    handoff::{Direction, HandoffError},
+    handoff::{Direction, HandoffError, Pending},
 };
 use vramstream_tests::fake_criu::{CaptureClient, ServeClient};
 
@@ -147,7 +147,7 @@ fn contents_that_are_handed_over_twice_end_the_capture() {
     for again in [false, true] {
         let (_, contents) = checkpoint(&source);
         let prepared = prepare(&source.driver(), Direction::Dump, contents, None);
-        let outcome = hand_over(dir.path(), prepared.job).and_then(|pending| pending.wait());
+        let outcome = hand_over(dir.path(), prepared.job).and_then(Pending::wait);
         if again {
             assert!(reason(outcome).contains("handed over again"));
         } else {
