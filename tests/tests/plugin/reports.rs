@@ -214,3 +214,26 @@ fn shared_memory_of_libhsakmt_is_there_again() -> Result {
     assert_eq!(semaphore[..4], 1_u32.to_le_bytes());
     Ok(())
 }
+
+/// A file of that name that is too short to be it.
+#[test]
+fn shared_memory_that_is_cut_is_named() -> Result {
+    let (here, app, criu) = scene(&MachineSpec::default(), MIXED, Flavour::Criu42)?;
+    fs::write(here.dir().join("shm/hsakmt_shared_mem"), b"k")?;
+    let run = criu.dump(&here, &[app.process()])?;
+    run.assert_failed(&["hsakmt_shared_mem"]);
+    assert_runs(&here, app.pid())
+}
+
+/// Cards in partitions are many GPUs.
+#[test]
+fn thirty_two_gpus_with_links_between_all_of_them() -> Result {
+    let spec = MachineSpec { cpu_nodes: 2, hives_of: 8, ..MachineSpec::gpus(32) };
+    let options = "--uses 3,31 --bo vram:3:64K --bo vram:31:1M:visible";
+    let (here, app, criu) = scene(&spec, options, Flavour::Criu42)?;
+    criu.dump(&here, &[app.process()])?.assert_good();
+    let there = SimulatedMachine::start(&spec)?;
+    let restored = criu.restore(&there)?;
+    restored.assert_good();
+    assert_same((&here, app.pid()), (&there, restored.tasks[0].pid))
+}
