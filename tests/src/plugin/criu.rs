@@ -6,6 +6,7 @@ use std::{
     ops::Deref,
     path::{Path, PathBuf},
     process::{ChildStdin, Command, ExitStatus, Stdio},
+    time::Duration,
 };
 
 use super::{Process, Run};
@@ -13,6 +14,9 @@ use crate::{
     deadline::Deadline,
     machine::{SimulatedMachine, program},
 };
+
+/// How long a dump or a restore may take before it counts as hung.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Which CRIU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,7 +258,7 @@ impl Criu {
         let mut child = command.spawn()?;
         let input = child.stdin.take();
         let status: io::Result<ExitStatus> =
-            Deadline::step().until("the end of CRIU", || child.try_wait());
+            Deadline::after(PATIENCE).until("the end of CRIU", || child.try_wait());
         let status = status.inspect_err(|_| {
             let _ = child.kill();
         })?;

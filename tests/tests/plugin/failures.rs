@@ -51,11 +51,14 @@ fn whichever_call_fails_in_a_dump_it_is_named_and_the_process_goes_on() -> Resul
                 failed += 1;
             }
             assert_runs(&machine, app.pid())?;
+            let mistakes = machine.ask("forget")?;
+            // What could not be given back is left.
+            if !GIVE_BACK.contains(&name.as_str()) {
+                assert_eq!(mistakes, [""; 0], "{name} {nth}: {run:#?}");
+            }
         }
     }
     assert!(failed > 10, "{failed}");
-    let mistakes = machine.ask("forget")?;
-    assert_eq!(mistakes, [""; 0]);
     Ok(())
 }
 
@@ -73,8 +76,10 @@ fn whichever_call_fails_in_a_restore_it_is_named() -> Result {
             let fault = there.plan(&format!("{name} nth={nth} errno={EIO}"))?;
             let restored = criu.restore(&there)?;
             assert_eq!(there.release(fault)?, 1, "{name} {nth}");
-            // CRIU does not fail for what happens after its tasks are there.
-            if !restored.run.status.success() {
+            // CRIU does not fail for what happens after its tasks are there, and what maps is CRIU.
+            if name == "mmap" && restored.said("error").join("").contains("Can't map") {
+                assert!(restored.tasks.is_empty());
+            } else if !restored.run.status.success() {
                 restored.assert_failed(&["/dev/", "EIO"]);
                 assert!(restored.tasks.is_empty());
             } else if !GIVE_BACK.contains(&name.as_str()) {

@@ -1,3 +1,4 @@
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use vramstream_tests::{
     machine::{MachineSpec, SimulatedMachine},
     plugin::{App, Criu, Flavour, Run, assert_runs, assert_same},
@@ -45,6 +46,27 @@ fn several_open_files_of_each_render_node() -> Result {
 #[test]
 fn fewer_render_files_than_gpus() -> Result {
     moved(4, "--uses 2 --bo vram:2:4M --bo vram:2:8K:visible", Flavour::Criu42).map(drop)
+}
+
+/// What a checkpointer sees that knows devices and no sockets.
+#[test]
+fn device_nodes_that_stand_for_the_files() -> Result {
+    let machine = SimulatedMachine::start(&MachineSpec::default())?;
+    let node = |name: &str| {
+        let path = machine.dir().join(name);
+        // The number of a device that anybody can open.
+        mknod(&path, SFlag::S_IFCHR, Mode::S_IRWXU, makedev(1, 3)).map(|()| path)
+    };
+    let (kfd, render) = (node("kfd")?, node("renderD128")?);
+    let options = format!("{MIXED} --stand-in {},{}", kfd.display(), render.display());
+    let app = App::start(&machine, &options)?;
+    machine.fill(app.pid(), "random", 1)?;
+    let criu = Criu::new(Flavour::Criu42)?;
+    criu.dump(&machine, &[app.process()])?.assert_good();
+    assert_runs(&machine, app.pid())?;
+    let restored = criu.restore(&machine)?;
+    restored.assert_good();
+    assert_same((&machine, app.pid()), (&machine, restored.tasks[0].pid))
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //! | [`files`] | open files in every order and number |
 //! | [`failures`] | whatever fails is named, and the process goes on |
 //! | [`images`] | damaged images are refused by name |
+//! | [`streams`] | the same through pipes |
 //! | [`reports`] | what people have reported of what this replaces |
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests
@@ -20,6 +21,7 @@ mod images;
 mod moves;
 mod nothing;
 mod reports;
+mod streams;
 
 use std::io;
 
