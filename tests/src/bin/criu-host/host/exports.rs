@@ -117,7 +117,9 @@ extern "C" fn read_fd_link(fd: c_int, buffer: *mut c_char, size: usize) -> c_int
     // SAFETY: the caller says that there is room for `size` bytes.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), len) };
     // SAFETY: as above, and `len` is less than `size`.
-    unsafe { buffer.add(len).write(0) };
+    let end = unsafe { buffer.add(len) };
+    // SAFETY: as above.
+    unsafe { end.write(0) };
     c_int::try_from(len).unwrap_or(-1)
 }
 

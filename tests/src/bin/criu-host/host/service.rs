@@ -198,16 +198,10 @@ pub(super) fn fetch(id: i32) -> i32 {
     if store < 0 {
         bug("fdstore_get before there is a store");
     }
+    let size = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or(0);
+    let value = (&raw const id).cast();
     // SAFETY: the option is an int, which lives during the call.
-    let set = unsafe {
-        libc::setsockopt(
-            store,
-            libc::SOL_SOCKET,
-            libc::SO_PEEK_OFF,
-            (&raw const id).cast(),
-            size_of::<i32>() as libc::socklen_t,
-        )
-    };
+    let set = unsafe { libc::setsockopt(store, libc::SOL_SOCKET, libc::SO_PEEK_OFF, value, size) };
     if set < 0 {
         return -1;
     }
