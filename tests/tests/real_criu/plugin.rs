@@ -4,7 +4,10 @@
 use std::{collections::BTreeMap, ffi::OsStr, io};
 
 use nix::sys::stat::{SFlag, makedev, mknod};
-use vramstream_tests::machine::{BoState, MachineSpec, SimulatedMachine};
+use vramstream_tests::{
+    machine::{BoState, MachineSpec, SimulatedMachine},
+    real::process::{kill_pid, session_members},
+};
 
 use super::*;
 
@@ -121,7 +124,7 @@ impl GpuProcess {
         let mut command = Command::new("setsid");
         command.arg(APP).arg("--dir").arg(machine.dir()).args(machine.spec().args());
         command.arg("--stand-in").arg(stand_in.join(","));
-        bos.iter().for_each(|bo| drop(command.args(["--bo", bo])));
+        command.args(bos.iter().flat_map(|bo| ["--bo", bo]));
         command.current_dir("/").stdin(File::open(&fifo)?);
         command.stdout(File::create(&output)?).stderr(File::create(scratch.join("errors"))?);
         let mut process = Process::start("gpu-app", &mut command)?;
@@ -142,7 +145,11 @@ impl GpuProcess {
 
     /// Waits for its end, which CRIU's dump has brought.
     fn gone(&mut self) -> Result<()> {
-        self.process.wait(SHORT).map(drop)
+        self.process.wait(SHORT)?;
+        // Its number is free when nobody is in its session: not who kept its files for it either.
+        wait_for("the end of its session", SHORT, || {
+            Ok(session_members(self.pid)?.is_empty().then_some(()))
+        })
     }
 
     /// It is there again, with this memory and with queues that run.
@@ -155,7 +162,10 @@ impl GpuProcess {
         assert!(machine.queues(self.pid)?.iter().all(|(_, running)| *running));
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid))?.count();
         assert_eq!(tasks, 1, "threads were left in the restored process");
-        assert_eq!(machine.complaints()?, Vec::<String>::new());
+        // Its files, each once, and nothing else.
+        let complaints = machine.complaints()?;
+        assert!(complaints.iter().all(|line| line.ends_with("is still open")), "{complaints:?}");
+        assert_eq!(complaints.len(), 1 + machine.spec().gpus as usize, "{complaints:?}");
         Ok(())
     }
 
@@ -173,7 +183,7 @@ impl GpuProcess {
 impl Drop for GpuProcess {
     fn drop(&mut self) {
         if self.restored {
-            let _ = vramstream_tests::real::process::kill_pid(self.pid);
+            let _ = kill_pid(self.pid);
         }
     }
 }
