@@ -45,6 +45,7 @@ mod restore;
 mod settings;
 
 pub use error::Error;
+pub use settings::JOIN as JOIN_VARIABLE;
 
 use context::Context;
 use dump::Dump;

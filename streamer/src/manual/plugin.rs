@@ -8,7 +8,7 @@ use super::{
     paragraph, term,
     variables::{self, CHECKS},
 };
-use vramstream::ring::BUDGET_VARIABLE;
+use vramstream::{plugin::JOIN_VARIABLE, ring::BUDGET_VARIABLE};
 
 pub(super) const NAME: &str = "vramstream-plugin";
 pub(super) const SECTION: &str = "7";
@@ -67,8 +67,9 @@ const FILES: &[(Text, Text)] = &[
     ("amdgpu-renderD-N.img", "An open render node."),
     (
         "vramstream-kfd-N.img",
-        "Checksums of the contents, which other plugins ignore and this one checks.",
+        "Checksums of the state and of the contents, which other plugins ignore and this one checks.",
     ),
+    ("vramstream-renderD-N.img", "Whose render node it is, where it was opened before /dev/kfd."),
     (
         "DIR/vramstream-gpu.sock",
         "In the images directory: where a vramstream takes over the contents.",
@@ -88,7 +89,7 @@ const ERRORS: &[(Text, Text)] = &[
     ),
     ("the driver's interface is ..., and 1.8 or later is needed", "The kernel is too old."),
     (
-        "cannot be restored on this machine",
+        "this process cannot be restored here",
         "The GPUs differ. The message names the properties, and the variables that would allow it.",
     ),
     (
@@ -133,7 +134,9 @@ pub(super) fn render(source: &str, manual: &str) -> Roff {
         &mut page,
         "Of the command criu, on dump and on restore; the checks matter to restores.",
     );
-    for variable in [BUDGET_VARIABLE, CHECKS, "CRIU_LIBS_DIR"].into_iter().flat_map(variables::find)
+    for variable in [BUDGET_VARIABLE, CHECKS, JOIN_VARIABLE, "CRIU_LIBS_DIR"]
+        .into_iter()
+        .flat_map(variables::find)
     {
         term(&mut page, &variable.term(), &variable.meaning());
     }

@@ -2,6 +2,7 @@
 
 use clap_mangen::roff::{Inline, bold, italic, roman};
 use vramstream::{
+    plugin::JOIN_VARIABLE,
     ring::{BUDGET_VARIABLE, Budget, ByteSize},
     system::SIMULATED_GPUS,
     topology::Variable as Switch,
@@ -96,6 +97,14 @@ fn all() -> Vec<Variable> {
             "DIR",
             "Set by CRIU: the images directory, unless --images-dir names it.",
             "none",
+        ),
+        variable(
+            JOIN_VARIABLE,
+            "hook|exit",
+            "Where a dump waits for contents that were handed to a streamer: in the hook, so that a failure fails the \
+             dump, or in the end, so that CRIU writes its own images meanwhile. With exit a failure is for \
+             vramstream-commit-gate(1) to act on: without it the process may be lost.",
+            "hook",
         ),
         variable(
             SIMULATED_GPUS,

@@ -299,6 +299,32 @@ fn a_gpu_process_handed_over_while_criu_goes_on() -> Result<()> {
     })
 }
 
+/// From one machine to another, with nothing on a disk.
+#[test]
+fn a_gpu_process_over_tcp() -> Result<()> {
+    with_each_criu(|criu| {
+        let mut case = GpuCase::new()?;
+        let start = case.case.serve(&["receive", "--listen", "127.0.0.1:0"]);
+        let mut receive = GpuCase::streamer(&case.there, start).start()?;
+        receive.says("listening", SHORT)?;
+        let progress = fs::read_to_string(case.case.destination.join("progress"))?;
+        let address = progress.lines().find_map(|line| line.strip_prefix("listening "));
+        let to = format!("tcp://{}", address.ok_or("it listens nowhere")?);
+        let args = ["--to", &to, "--connections", "3", "capture"];
+        let start = case.case.capture(&args);
+        let mut capture = GpuCase::streamer(&case.here, start).start()?;
+        capture.ready(SHORT)?;
+        let source = case.case.source.clone();
+        case.dump(criu, &source, &["--stream"])?;
+        capture.succeeds(LONG)?;
+        case.process.gone()?;
+        receive.ready(LONG)?;
+        let destination = case.case.destination.clone();
+        case.restore(criu, &destination, &["--stream"])?;
+        receive.succeeds(SHORT)
+    })
+}
+
 #[test]
 fn a_gpu_process_in_the_format_of_criu_image_streamer() -> Result<()> {
     with_each_criu(|criu| {
