@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crossbeam_channel::{SendTimeoutError, Sender};
+use crossbeam_channel::Sender;
 use vramstream::{
     device::Driver,
     gpu::{self, Contents, GpuError, Restore, RestoreJob, Watch, Write},
@@ -281,29 +281,11 @@ impl Feeder<'_> {
     }
 
     fn chunk(&self) -> Result<Chunk> {
-        loop {
-            if self.watch.is_failing() {
-                return Err(Error::GivenUp);
-            }
-            if let Some(chunk) = self.ring.take(LOOK_UP) {
-                return Ok(chunk);
-            }
-        }
+        self.watch.take(self.ring).ok_or(Error::GivenUp)
     }
 
-    fn send(&self, mut write: Write) -> Result<()> {
-        loop {
-            match self.writes.send_timeout(write, LOOK_UP) {
-                Ok(()) => return Ok(()),
-                Err(SendTimeoutError::Timeout(back)) => {
-                    if self.watch.is_failing() {
-                        return Err(Error::GivenUp);
-                    }
-                    write = back;
-                }
-                Err(SendTimeoutError::Disconnected(_)) => return Err(Error::GivenUp),
-            }
-        }
+    fn send(&self, write: Write) -> Result<()> {
+        self.watch.send(&self.writes, write).ok_or(Error::GivenUp)
     }
 
     fn wait_for_the_end(&self) {
