@@ -64,8 +64,10 @@ impl<'a> Images<'a> {
         let dir = self.host.images_dir().and_then(|dir| dir.try_clone_to_owned());
         let dir = dir.map_err(Error::criu("tell its images directory"))?;
         let unfinished = format!(".{name}.unfinished");
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC;
-        let file = openat(&dir, unfinished.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
+        // Whatever a dump that died has left there, or somebody has put there, is not written to.
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let file = remove(&dir, &unfinished)
+            .and_then(|()| openat(&dir, unfinished.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR));
         let file = file.map_err(|errno| Error::file(name, "create")(errno.into()))?;
         Ok(NewFile { dir, name: name.to_owned(), unfinished, file: file.into(), published: false })
     }
@@ -78,11 +80,29 @@ impl<'a> Images<'a> {
             return Ok(pipe?.map(File::from));
         }
         let dir = self.host.images_dir().map_err(Error::criu("tell its images directory"))?;
-        match openat(dir, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()) {
-            Ok(file) => Ok(Some(file.into())),
-            Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(Error::file(name, "open")(errno.into())),
+        // (What is no file must not make anybody wait for who writes to it.)
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let file = match openat(dir, name, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(errno) => return Err(Error::file(name, "open")(errno.into())),
+        };
+        if file.metadata().map_err(Error::file(name, "look at"))?.is_file() {
+            return Ok(Some(file));
         }
+        Err(Error::Content { file: name.to_owned(), what: "it is not a regular file".into() })
+    }
+
+    /// Removes what an older dump has left under these names in the directory: a restore would take
+    /// it for something of this one.
+    pub(super) fn forget(self, names: &[String]) -> Result<()> {
+        if self.are_streamed() {
+            return Ok(());
+        }
+        let dir = self.host.images_dir().map_err(Error::criu("tell its images directory"))?;
+        names.iter().try_for_each(|name| {
+            remove(dir, name).map_err(|errno| Error::file(name, "remove the old")(errno.into()))
+        })
     }
 
     /// Reads a whole message, with the size in front of it; `None` if there is no such file.
@@ -98,6 +118,14 @@ impl<'a> Images<'a> {
         let read = file.take(size).read_to_end(&mut bytes);
         read.map_err(Error::file(name, "read"))?;
         Ok(Some(bytes))
+    }
+}
+
+/// Removes a file, if there is one.
+fn remove(dir: impl AsFd, name: &str) -> nix::Result<()> {
+    match unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
+        Ok(()) | Err(Errno::ENOENT) => Ok(()),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -130,7 +158,7 @@ impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.published {
             // Whoever gave up has something more important to report.
-            let _ = unlinkat(&self.dir, self.unfinished.as_str(), UnlinkatFlags::NoRemoveDir);
+            let _ = remove(&self.dir, &self.unfinished);
         }
     }
 }

@@ -92,7 +92,9 @@ impl Plugin {
 
     fn activate(host: &dyn Host, system: &System, stage: Stage) -> Result<Option<Active>> {
         if !system.has_kfd() {
-            return Ok(None);
+            // CRIU would say that the plugin is missing.
+            let is_named = stage == Stage::Restore && host.take_from_inventory() == Some(true);
+            return if is_named { Err(Error::NoDriver) } else { Ok(None) };
         }
         let hooks = host.hooks();
         let known = hooks.filter(|hooks| KNOWN_HOSTS.iter().any(|(known, _)| known == hooks));
@@ -176,7 +178,7 @@ impl Plugin {
     fn finish(mut self, failed: bool) {
         let _ = self.hook(|active, cx| {
             if active.stage == Stage::Dump {
-                for error in active.dump.end(cx) {
+                for error in active.dump.end(cx, failed) {
                     log::failure(cx.host, &error);
                 }
             }

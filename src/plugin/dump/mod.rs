@@ -32,7 +32,7 @@ mod memory;
 mod process;
 mod render;
 
-pub(super) use memory::{SEMAPHORE, SHARED_MEMORY};
+pub(super) use memory::{SEMAPHORE, SHARED_MEMORY, not_a_file};
 use process::Process;
 
 /// What a dump has so far.
@@ -48,7 +48,7 @@ pub(super) struct Dump {
     paused: Vec<Paused<Kfd>>,
     /// Contents that the streamer is taking.
     pending: Vec<(String, Pending)>,
-    /// Render nodes that came before any `/dev/kfd`.
+    /// Render nodes that came since the last `/dev/kfd`.
     early_renders: Vec<u32>,
 }
 
@@ -62,10 +62,13 @@ impl Dump {
             None => return Ok(false),
             Some(DeviceKind::Kfd) => {
                 self.enter_inventory(cx)?;
+                let render = ImageName::Render { id }.to_string();
+                cx.images().forget(&[render, image::owner_name(id)])?;
                 self.kfd(cx, fd, id)?;
             }
             Some(DeviceKind::Render { minor }) => {
                 self.enter_inventory(cx)?;
+                cx.images().forget(&[kfd_name(id), image::sums_name(id), image::owner_name(id)])?;
                 self.render(cx, id, minor)?;
             }
         }
@@ -87,9 +90,10 @@ impl Dump {
     }
 
     /// The end, whatever has happened: what could not be done.
-    pub(super) fn end(&mut self, cx: Context<'_>) -> Vec<Error> {
+    pub(super) fn end(&mut self, cx: Context<'_>, failed: bool) -> Vec<Error> {
         let mut errors = Vec::new();
-        if let Err(error) = self.wait_for_contents(cx) {
+        // Nobody needs the contents of a dump that has failed; the process waits to go on.
+        if !failed && let Err(error) = self.wait_for_contents(cx) {
             errors.push(error);
         }
         self.pending.clear();
@@ -138,7 +142,8 @@ impl Dump {
         self.topology.as_ref().ok_or(Error::GivenUp)
     }
 
-    /// Render nodes that came first belong to this process, as far as anybody can tell.
+    /// Render nodes that came first belong to this process, as far as anybody can tell. (Those of
+    /// the process before are not asked for: its own `/dev/kfd` comes first when it is restored.)
     fn own_early_renders(&mut self, cx: Context<'_>, kfd_id: u32) -> Result<()> {
         for id in std::mem::take(&mut self.early_renders) {
             let name = image::owner_name(id);

@@ -24,9 +24,8 @@ impl Dump {
         };
         // The process that came last has the same task's descriptors, most likely.
         let name = self.processes.iter().rev().find_map(|process| process.name_of(gpu_id));
-        if self.processes.is_empty() {
-            self.early_renders.push(id);
-        }
+        // Unless another process follows, which it may belong to, nobody will ask.
+        self.early_renders.push(id);
         let image = RenderNode {
             gpu_id: name.unwrap_or(gpu_id),
             id: Some(id),

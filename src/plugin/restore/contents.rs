@@ -80,6 +80,39 @@ pub(super) fn restore(
     }
 }
 
+/// Whether the files of contents are there and as long as the BOs want, before anything is made: for
+/// each GPU its bytes. What comes through pipes cannot be looked at ahead.
+pub(super) fn look(
+    images: Images<'_>,
+    id: u32,
+    gpus: impl Iterator<Item = (u32, u64)>,
+) -> Result<()> {
+    if images.are_streamed() {
+        return Ok(());
+    }
+    for (gpu_id, bytes) in gpus {
+        let name = ImageName::Pages { id, gpu_id }.to_string();
+        let file = open(images, &name, bytes)?;
+        let found = file.metadata().map_err(Error::file(&name, "look at"))?.len();
+        let expected = bytes.saturating_add(framing::SIZE_BYTES as u64);
+        if found < expected {
+            return Err(ImageError::Short { file: name, expected, found }.into());
+        }
+    }
+    Ok(())
+}
+
+/// Opens a file of contents: it says that it has so many bytes.
+fn open(images: Images<'_>, name: &str, bytes: u64) -> Result<File> {
+    let mut file = images.open(name)?.ok_or_else(|| content(name, "it is missing"))?;
+    let size = framing::read_size(name, &mut file)?;
+    if size != bytes {
+        let what = format!("damaged: it has contents of {size} bytes, and the BOs have {bytes}");
+        return Err(content(name, &what));
+    }
+    Ok(file)
+}
+
 fn of_gpu(sums: &Sums, name: &str, gpu_id: u32, bytes: u64) -> Result<GpuSums> {
     match sums.gpu(gpu_id) {
         Some(gpu) if gpu.bytes == bytes => Ok(gpu.clone()),
@@ -99,12 +132,12 @@ fn of_gpu(sums: &Sums, name: &str, gpu_id: u32, bytes: u64) -> Result<GpuSums> {
 fn feed(images: Images<'_>, feeds: Vec<Feed>) -> Result<()> {
     if images.are_streamed() {
         return feeds.into_iter().try_for_each(|feed| {
-            let file = feed.open(images)?;
+            let file = open(images, &feed.name, feed.bytes)?;
             feed.run(file)
         });
     }
     let open = feeds.into_iter().map(|feed| {
-        let file = feed.open(images)?;
+        let file = open(images, &feed.name, feed.bytes)?;
         Ok((feed, file))
     });
     let open = open.collect::<Result<Vec<_>>>()?;
@@ -143,20 +176,6 @@ struct Feed {
 }
 
 impl Feed {
-    /// Opens the file: it has as many bytes as the BOs.
-    fn open(&self, images: Images<'_>) -> Result<File> {
-        let file = images.open(&self.name)?;
-        let mut file = file.ok_or_else(|| content(&self.name, "it is missing"))?;
-        let size = framing::read_size(&self.name, &mut file)?;
-        if size != self.bytes {
-            let bytes = self.bytes;
-            let what =
-                format!("damaged: it has contents of {size} bytes, and the BOs have {bytes}");
-            return Err(content(&self.name, &what));
-        }
-        Ok(file)
-    }
-
     fn run(self, mut file: File) -> Result<()> {
         let mut sums = BlockSums::default();
         let (mut offset, mut checked) = (0, 0);
