@@ -62,8 +62,6 @@ impl Dump {
             None => return Ok(false),
             Some(DeviceKind::Kfd) => {
                 self.enter_inventory(cx)?;
-                let render = ImageName::Render { id }.to_string();
-                cx.images().forget(&[render, image::owner_name(id)])?;
                 self.kfd(cx, fd, id)?;
             }
             Some(DeviceKind::Render { minor }) => {

@@ -185,6 +185,7 @@ mod tests {
         let mut moves = Moves::default();
         moves.add(&bo(0x1_0000_0000, flags::VRAM), 0x2_0000_0000);
         moves.add(&bo(3 << 62, flags::DOORBELL), (3 << 62) | (5 << 46));
+        moves.add(&bo(7 << 46, flags::MMIO_REMAP), 9 << 46);
         moves.add(&bo(0, flags::USERPTR), 0);
         let at = |gpu_id, offset| moves.find(gpu_id, offset);
         assert_eq!(at(Some(7), 0x1_0000_0000), Some(0x2_0000_0000));
@@ -192,6 +193,7 @@ mod tests {
         assert_eq!(at(Some(7), 0x1_0000_2000), None);
         assert_eq!(at(Some(8), 0x1_0000_0000), None);
         assert_eq!(at(None, 3 << 62), Some((3 << 62) | (5 << 46)));
-        assert_eq!(at(None, 0), None);
+        assert_eq!(at(None, 7 << 46), Some(9 << 46));
+        assert_eq!((at(None, 0), at(Some(7), 0)), (None, None));
     }
 }

@@ -53,6 +53,15 @@ fn two_processes_whose_render_nodes_come_before_kfd() -> Result {
 #[test]
 fn a_second_open_file_of_kfd() -> Result {
     for flavour in [Flavour::Criu41, Flavour::Dev] {
+        let (here, app, criu) =
+            scene(&MachineSpec::default(), &format!("--more-kfds 2 {MIXED}"), flavour)?;
+        criu.dump(&here, &[app.process()])?.assert_good();
+        let images = criu.plugin_images()?;
+        let ids: Vec<_> =
+            images.iter().filter_map(|name| name.strip_prefix("amdgpu-kfd-")).collect();
+        assert_eq!(ids.len(), 3, "{images:?}");
+        // Each with its own checksum, whatever a dump before had there.
+        assert!(ids.iter().all(|id| images.contains(&format!("vramstream-kfd-{id}"))));
         moved(1, &format!("--more-kfds 2 {MIXED}"), flavour)?;
         moved(2, &format!("--more-kfds 1 --renders-first {MIXED}"), flavour)?;
     }
@@ -108,6 +117,39 @@ fn a_process_with_kfd_alone_is_in_the_inventory() -> Result {
     Ok(())
 }
 
+/// What was mapped stays when the file is closed; the image needs the plugin then too.
+#[test]
+fn a_process_with_mappings_alone_is_in_the_inventory() -> Result {
+    let (machine, app, criu) = scene(&MachineSpec::default(), MIXED, Flavour::Criu42)?;
+    for path in ["/dev/kfd", "/dev/dri/renderD128"] {
+        let mut process = app.process().clone();
+        process.files.clear();
+        process.vmas.retain(|vma| vma.starts_with(path));
+        assert!(!process.vmas.is_empty(), "{path}");
+        let run = criu.dump(&machine, &[&process])?;
+        run.assert_good();
+        assert_eq!(run.said("inventory"), ["inventory amdgpu_plugin"], "{path}");
+        // There is nothing that it could be mapped from; the old offset may be something else's.
+        let restored = criu.restore(&machine)?;
+        restored.assert_failed(&["is of no BO of the checkpoint"]);
+    }
+    Ok(())
+}
+
+/// All GPUs of the machine are hidden from it.
+#[test]
+fn an_open_kfd_that_sees_no_gpu() -> Result {
+    let machine = SimulatedMachine::start(&MachineSpec::gpus(2))?;
+    let app = App::start_without(&machine, "--only-kfd", &[0, 1])?;
+    let criu = Criu::new(Flavour::Criu42)?;
+    let run = criu.dump(&machine, &[app.process()])?;
+    run.assert_good();
+    let restored = criu.restore(&machine)?;
+    restored.assert_good();
+    assert_eq!(machine.left_stopped()?, [""; 0]);
+    Ok(())
+}
+
 #[test]
 fn open_devices_without_any_memory() -> Result {
     for options in ["--idle", "--idle --renders-first", ""] {
@@ -145,6 +187,7 @@ fn descriptors_of_mappings_do_not_leak() -> Result {
     let many: String =
         (0..12).map(|n| format!("--bo vram:{}:{}K:visible ", n % 2, n * 4 + 4)).collect();
     moved(2, &many, Flavour::Criu42)?;
+    moved(1, &many.replace("vram:1", "vram:0"), Flavour::Criu42)?;
     moved(2, &many, Flavour::Dev).map(drop)
 }
 
@@ -220,6 +263,19 @@ fn a_mapping_of_the_end_of_a_bo_is_itself_or_fails() -> Result {
     Ok(())
 }
 
+/// The page of events is nobody's BO, and always in the same place.
+#[test]
+fn a_mapping_of_events_is_left_as_it_is() -> Result {
+    let (here, app, criu) = scene(&MachineSpec::default(), MIXED, Flavour::Criu42)?;
+    let mut process = app.process().clone();
+    process.vmas = vec![format!("/dev/kfd:65536:32768:{}", 2_u64 << 62)];
+    criu.dump(&here, &[&process])?.assert_good();
+    let restored = criu.restore(&here)?;
+    assert_eq!(restored.results("UPDATE_VMA_MAP"), [-95]);
+    assert_eq!(restored.messages(2), [""; 0]);
+    Ok(())
+}
+
 /// CRIU goes on where the hook says that it failed; so it must not be able to.
 #[test]
 fn a_mapping_of_nothing_fails_the_restore() -> Result {
@@ -229,5 +285,6 @@ fn a_mapping_of_nothing_fails_the_restore() -> Result {
     criu.dump(&here, &[&process])?.assert_good();
     let restored = criu.restore(&here)?;
     restored.assert_failed(&["mapping", "0x10000000000"]);
+    assert_eq!(restored.results("UPDATE_VMA_MAP")[0], 1);
     Ok(())
 }

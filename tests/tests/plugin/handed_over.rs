@@ -1,7 +1,15 @@
 use std::{
-    io,
-    os::{fd::AsRawFd, unix::net::UnixListener},
+    fs, io,
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::{PermissionsExt as _, chown},
+            net::UnixListener,
+            process::CommandExt as _,
+        },
+    },
     path::Path,
+    process::{Command, Stdio},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -11,7 +19,8 @@ use nix::sys::socket::{
 };
 use vramstream::handoff::{Plugin, SOCKET};
 use vramstream_tests::{
-    machine::{MachineSpec, SimulatedMachine},
+    deadline::Deadline,
+    machine::{MachineSpec, SimulatedMachine, program},
     plugin::{Criu, Flavour, StockStreamer, assert_runs},
 };
 
@@ -60,6 +69,40 @@ fn a_dump_that_fails_does_not_wait_for_its_contents() -> Result {
         assert_runs(&here, app.pid())?;
     }
     Ok(())
+}
+
+/// Where others may write to the images directory, one of them may listen in the streamer's place.
+#[test]
+fn contents_are_not_handed_to_strangers() -> Result {
+    const NOBODY: u32 = 65534;
+    let (here, app, _) = scene(&MachineSpec::default(), MIXED, Flavour::Criu42)?;
+    let criu = Criu::new(Flavour::Criu42)?.streaming();
+    let images = criu.images();
+    let above = images.parent().unwrap();
+    fs::set_permissions(above, fs::Permissions::from_mode(0o711))?;
+    chown(&images, Some(NOBODY), Some(NOBODY))?;
+    let streamer = above.join("vramstream");
+    // (Not by this process: a child of another test may have the file open for writing then.)
+    assert!(Command::new("cp").arg(program("vramstream")?).arg(&streamer).status()?.success());
+    fs::set_permissions(&streamer, fs::Permissions::from_mode(0o755))?;
+    let mut stranger = Command::new(&streamer)
+        .arg("-D")
+        .arg(&images)
+        .args(["--to", &format!("file:{}", images.join("out").display()), "capture"])
+        .env("VRAMSTREAM_SIMULATED_GPUS", here.dir())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .spawn()?;
+    let listens = || Ok::<_, io::Error>(images.join(SOCKET).exists().then_some(()));
+    Deadline::after(Duration::from_secs(60)).until("the stranger's socket", listens)?;
+    let run = criu.dump(&here, &[app.process()]);
+    stranger.kill()?;
+    stranger.wait()?;
+    run?.assert_failed(&["user 65534", SOCKET]);
+    assert_runs(&here, app.pid())
 }
 
 /// In the hook a streamer that fails or goes fails the dump; in `exit`, where nobody can, it is an

@@ -1,6 +1,7 @@
 use std::{fs, io::Read as _, os::unix::fs::symlink, path::Path};
 
 use nix::{sys::stat::Mode, unistd::mkfifo};
+use vramstream::image::{KfdImage, SharedMemory};
 use vramstream_tests::{
     machine::{MachineSpec, SimulatedMachine},
     plugin::{App, Criu, Flavour, assert_runs, assert_same},
@@ -150,5 +151,23 @@ fn an_endless_image_is_refused_without_being_read() -> Result {
         fs::remove_file(&path)?;
         fs::write(&path, &whole)?;
     }
+    Ok(())
+}
+
+/// A size that no shared memory of libhsakmt's ever had.
+#[test]
+fn shared_memory_without_end_is_not_made() -> Result {
+    let (here, app, criu) = scene(&MachineSpec::default(), MIXED, Flavour::Criu42)?;
+    criu.dump(&here, &[app.process()])?.assert_good();
+    fs::remove_file(criu.images().join("vramstream-kfd-7.img"))?;
+    let name = "amdgpu-kfd-7.img";
+    let bytes = fs::read(criu.images().join(name))?;
+    let mut image = KfdImage::read(name, &mut bytes.as_slice()).unwrap();
+    image.shared_memory = Some(SharedMemory { size: 1 << 60, magic: 1 });
+    image.write(name, &mut fs::File::create(criu.images().join(name))?).unwrap();
+    let there = SimulatedMachine::start(&MachineSpec::default())?;
+    let size = (1_u64 << 60).to_string();
+    criu.restore(&there)?.assert_failed(&["hsakmt_shared_mem", "checkpoint", &size]);
+    assert!(!there.calls()?.contains_key("CRIU_OP"));
     Ok(())
 }

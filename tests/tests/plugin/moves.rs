@@ -1,3 +1,4 @@
+use vramstream::image::RenderNode;
 use vramstream_tests::{
     machine::{Kernel, MachineSpec, SimulatedMachine},
     plugin::{App, Criu, Flavour, assert_runs, assert_same},
@@ -107,6 +108,13 @@ fn a_process_that_was_moved_moves_again() -> Result {
     let again = Criu::new(Flavour::Criu41)?;
     again.dump(&second, &[&task.process])?.assert_good();
     assert_runs(&second, task.pid)?;
+    // CRIU's own plugin goes by the names that the process has for its GPUs.
+    let ids = spec.machine().gpu_ids();
+    for name in again.plugin_images()?.iter().filter(|name| name.starts_with("amdgpu-renderD")) {
+        let bytes = std::fs::read(again.images().join(name))?;
+        let image = RenderNode::read(name, &mut bytes.as_slice()).unwrap();
+        assert!(ids.contains(&image.gpu_id), "{name}: {:#x} of {ids:x?}", image.gpu_id);
+    }
     let third = SimulatedMachine::start(&MachineSpec { first_bus: 0x83, ..spec.clone() })?;
     let moved_again = again.restore(&third)?;
     moved_again.assert_good();
