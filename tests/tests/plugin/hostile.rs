@@ -64,15 +64,15 @@ fn an_image_that_is_no_file_is_refused_and_nobody_waits() -> Result {
         for is_fifo in [true, false] {
             fs::remove_file(&path)?;
             if is_fifo {
-                fifo(&path)?
+                fifo(&path)?;
             } else {
-                fs::create_dir(&path)?
+                fs::create_dir(&path)?;
             }
             criu.restore(&here)?.assert_failed(&[&name, "regular file"]);
             if is_fifo {
-                fs::remove_file(&path)?
+                fs::remove_file(&path)?;
             } else {
-                fs::remove_dir(&path)?
+                fs::remove_dir(&path)?;
             }
             fs::write(&path, &whole)?;
         }
@@ -123,9 +123,9 @@ fn what_poses_as_shared_memory_is_not_followed() -> Result {
             let there = SimulatedMachine::start(&MachineSpec::default())?;
             let path = there.dir().join("shm").join(name);
             if is_fifo {
-                fifo(&path)?
+                fifo(&path)?;
             } else {
-                symlink(&secret, &path)?
+                symlink(&secret, &path)?;
             }
             criu.restore(&there)?.assert_failed(&[name]);
             assert_eq!(fs::read_to_string(&secret)?, "0123456789");
