@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!  DUMP_EXT_FILE /dev/kfd     process   queues stop; state; contents on their way
-//!  DUMP_EXT_FILE renderD*     render    which GPU it is of
-//!  DUMP_DEVICES_LATE          the contents have been taken, or the dump fails (CRIU after 4.2)
+//!  DUMP_EXT_FILE renderD*     render    which GPU it is of; its BOs, when its process is known
+//!  DUMP_EXT_FILE dma-buf      dmabuf    kept
+//!  DUMP_DEVICES_LATE          which BO each dma-buf is of; the contents have been taken, or the dump
+//!                             fails (CRIU after 4.2)
 //!  exit                       queues run again: once for each process, whatever has happened
 //! ```
 //!
@@ -23,17 +25,24 @@ use crate::{
     device::{DeviceKind, Kfd},
     gpu::Paused,
     handoff::Pending,
-    image::{self, ImageName},
+    image::ImageName,
     topology::Topology,
 };
 
 mod contents;
+mod dmabuf;
+mod gem;
+mod gem_contents;
+mod known;
 mod memory;
 mod process;
 mod render;
 
 pub(super) use memory::{SEMAPHORE, SHARED_MEMORY};
+use dmabuf::{Dmabuf, Shared};
+use known::Known;
 use process::Process;
+use render::Render;
 
 /// What a dump has so far.
 #[derive(Debug, Default)]
@@ -48,8 +57,15 @@ pub(super) struct Dump {
     paused: Vec<Paused<Kfd>>,
     /// Contents that the streamer is taking.
     pending: Vec<(String, Pending)>,
-    /// Render nodes that came before any `/dev/kfd`.
-    early_renders: Vec<u32>,
+    renders: Vec<Render>,
+    dmabufs: Vec<Dmabuf>,
+    /// Who made which BO, where that is needed.
+    known: Known,
+    /// The BOs of so many processes are known.
+    entered: usize,
+    shared: Shared,
+    /// How many BOs of processes have a number of their own in this dump.
+    handles: u32,
 }
 
 impl Dump {
@@ -66,8 +82,14 @@ impl Dump {
             }
             Some(DeviceKind::Render { minor }) => {
                 self.enter_inventory(cx)?;
-                self.render(cx, id, minor)?;
+                self.render(cx, fd, id, minor)?;
             }
+            Some(DeviceKind::DmaBuf) if cx.settings.has_late_hook => {
+                self.enter_inventory(cx)?;
+                self.dmabuf(fd, id)?;
+            }
+            // Others cannot have been restored by anybody.
+            Some(DeviceKind::DmaBuf) => return Ok(false),
         }
         Ok(true)
     }
@@ -83,6 +105,8 @@ impl Dump {
 
     /// All tasks have been dumped; an error here still fails the dump.
     pub(super) fn late(&mut self, cx: Context<'_>) -> Result<()> {
+        self.write_dmabufs(cx)?;
+        self.write_shared(cx)?;
         self.wait_for_contents(cx)
     }
 
@@ -92,7 +116,13 @@ impl Dump {
         if let Err(error) = self.wait_for_contents(cx) {
             errors.push(error);
         }
+        if !cx.settings.has_late_hook
+            && let Err(error) = self.write_shared(cx)
+        {
+            errors.push(error);
+        }
         self.pending.clear();
+        self.known = Known::default();
         // One that cannot be started again must not keep the others stopped.
         for paused in self.paused.drain(..) {
             if let Err(error) = paused.unpause() {
@@ -136,17 +166,6 @@ impl Dump {
         }
         // (It is there now.)
         self.topology.as_ref().ok_or(Error::GivenUp)
-    }
-
-    /// Render nodes that came first belong to this process, as far as anybody can tell.
-    fn own_early_renders(&mut self, cx: Context<'_>, kfd_id: u32) -> Result<()> {
-        for id in std::mem::take(&mut self.early_renders) {
-            let name = image::owner_name(id);
-            let mut bytes = Vec::new();
-            image::write_owner(&name, kfd_id, &mut bytes)?;
-            cx.images().write(&name, &bytes)?;
-        }
-        Ok(())
     }
 }
 

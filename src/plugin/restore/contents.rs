@@ -64,13 +64,65 @@ pub(super) fn restore(
     let watch = restore.watch();
     let feeds = feeds.into_iter().zip(senders).map(|((name, bytes, sums), writes)| Feed {
         name,
+        start: 0,
         bytes,
-        sums,
+        has_size: true,
+        sums: sums.map(|sums| sums.blocks),
         writes,
         ring: ring.clone(),
         watch: watch.clone(),
     });
-    match feed(images, feeds.collect()) {
+    finish(restore, feed(images, feeds.collect()), &process)
+}
+
+/// A file with the contents of one BO.
+pub(super) struct Part {
+    pub name: String,
+    /// Bytes of contents.
+    pub bytes: u64,
+    /// Their checksums; without any, the file is one that does not say its size either.
+    pub sums: Option<Vec<u32>>,
+}
+
+/// Fills the BOs of a GPU from one file each, in the same order; `whose` they are, for messages.
+pub(super) fn restore_parts(
+    images: Images<'_>,
+    driver: &Arc<dyn Driver>,
+    budget: Budget,
+    whose: &str,
+    parts: Vec<Part>,
+    contents: Contents,
+) -> Result<()> {
+    let ring = budget.ring(1)?;
+    let jobs = vec![RestoreJob { contents }];
+    let started = Restore::<Error>::start(driver, &ring, jobs, gpu::Options::default());
+    let (restore, senders) = started.map_err(|error| from_gpu(whose, error))?;
+    let Some(writes) = senders.into_iter().next() else { return Err(Error::GivenUp) };
+    let watch = restore.watch();
+    let mut start = 0;
+    let fed = parts.into_iter().try_for_each(|part| {
+        let feed = Feed {
+            name: part.name,
+            start,
+            bytes: part.bytes,
+            has_size: part.sums.is_some(),
+            sums: part.sums,
+            writes: writes.clone(),
+            ring: ring.clone(),
+            watch: watch.clone(),
+        };
+        start += part.bytes;
+        let file = feed.open(images)?;
+        feed.run(file)
+    });
+    drop(writes);
+    finish(restore, fed, whose)
+}
+
+/// The end, after all that was read was given to the GPUs, or could not be.
+fn finish(restore: Restore<Error>, fed: Result<()>, whose: &str) -> Result<()> {
+    let failed = |error| from_gpu(whose, error);
+    match fed {
         Ok(()) => restore.finish(&mut || Ok(())).map(drop).map_err(failed),
         Err(Error::GivenUp) => Err(failed(restore.give_up())),
         Err(error) => {
@@ -132,11 +184,15 @@ fn feed(images: Images<'_>, feeds: Vec<Feed>) -> Result<()> {
     })
 }
 
-/// Reads the contents of one GPU.
+/// Reads contents of a GPU: all of them, or those of one BO.
 struct Feed {
     name: String,
+    /// Where among the GPU's contents they begin.
+    start: u64,
     bytes: u64,
-    sums: Option<GpuSums>,
+    /// Whether the file says what size it has.
+    has_size: bool,
+    sums: Option<Vec<u32>>,
     writes: Sender<Write>,
     ring: Ring,
     watch: Watch,
@@ -148,7 +204,7 @@ impl Feed {
         let file = images.open(&self.name)?;
         let mut file = file.ok_or_else(|| content(&self.name, "it is missing"))?;
         let size = framing::read_size(&self.name, &mut file)?;
-        if size != self.bytes {
+        if self.has_size && size != self.bytes {
             let bytes = self.bytes;
             let what =
                 format!("damaged: it has contents of {size} bytes, and the BOs have {bytes}");
@@ -170,8 +226,9 @@ impl Feed {
             }
             if is_zero(&chunk[..len]) {
                 drop(chunk);
-                self.send(Write::Zeros { offset, len: len as u64 })?;
+                self.send(Write::Zeros { offset: self.start + offset, len: len as u64 })?;
             } else {
+                let offset = self.start + offset;
                 self.send(Write::Bytes { offset, chunk, range: 0..len })?;
             }
             offset += len as u64;
@@ -201,8 +258,8 @@ impl Feed {
     }
 
     /// Compares the blocks from `checked` on.
-    fn check(&self, known: &GpuSums, found: &[u32], checked: usize) -> Result<usize> {
-        let blocks = found.iter().zip(&known.blocks).skip(checked);
+    fn check(&self, known: &[u32], found: &[u32], checked: usize) -> Result<usize> {
+        let blocks = found.iter().zip(known).skip(checked);
         if let Some(at) = blocks.clone().position(|(found, known)| found != known) {
             let block = (checked + at) as u64 * u64::from(BLOCK_BYTES);
             let what = format!(
