@@ -5,11 +5,9 @@
 use nix::errno::Errno;
 
 use super::{DeviceError, RenderNode};
-use crate::abi::{
-    amdgpu::{
-        GEM_CREATE, GEM_LIST_HANDLES, GEM_OP, GEM_VA, GEM_WAIT_IDLE, GemCreateIn, GemListHandles,
-        GemListHandlesEntry, GemOp, GemVa, GemVmEntry, GemWaitIdleIn, gem_op, list_flag, va_op,
-    },
+use crate::abi::amdgpu::{
+    GEM_CREATE, GEM_LIST_HANDLES, GEM_OP, GEM_VA, GEM_WAIT_IDLE, GemCreateIn, GemListHandles,
+    GemListHandlesEntry, GemOp, GemVa, GemVmEntry, GemWaitIdleIn, gem_op, list_flag, va_op,
 };
 
 /// The most entries that are believed.

@@ -30,8 +30,8 @@ use nix::errno::Errno;
 use crate::abi::{Plain, Request};
 
 pub mod copy;
-pub mod kernel;
 mod gem;
+pub mod kernel;
 mod kfd;
 mod memory;
 pub mod numbers;

@@ -6,6 +6,8 @@
 
 use std::io::{Read, Write};
 
+use prost::Message;
+
 use super::{
     BLOCK_BYTES, ImageError, MOST_BOS,
     error::File,
@@ -14,6 +16,7 @@ use super::{
     proto::{self, bo_name::Owner},
     sums::MOST_BLOCKS,
 };
+use crate::stage::Crc32;
 
 /// The name of the file that says what a render node is to its process.
 pub fn owner_name(render_id: u32) -> String {
@@ -84,7 +87,7 @@ impl RenderOwner {
         let message = framing::read_message(file, from)?;
         limit(file, &message, &[7], "checksums", MOST_BOS)?;
         limit(file, &message, &[8], "imports", MOST_BOS)?;
-        let message: proto::RenderOwner = framing::decode(file, message)?;
+        let message: proto::RenderOwner = decode(file, message)?;
         if !message.bos.is_empty() && message.block_bytes != BLOCK_BYTES {
             return Err(file.invalid(format!("its blocks have {} bytes", message.block_bytes)));
         }
@@ -126,8 +129,9 @@ impl RenderOwner {
             block_bytes: BLOCK_BYTES,
             bos: self.bos.iter().map(sums).collect(),
             imports: self.imports.iter().map(import).collect(),
+            crc: 0,
         };
-        framing::write(file, &framing::framed(&message), to)
+        write(file, message, to)
     }
 
     /// Whose BO a handle is of, if somebody else has made it.
@@ -152,7 +156,7 @@ impl DmabufOwner {
     pub fn read(file: &str, from: &mut impl Read) -> Result<Self, ImageError> {
         let file = File(file);
         let message = framing::read_message(file, from)?;
-        let message: proto::DmabufOwner = framing::decode(file, message)?;
+        let message: proto::DmabufOwner = decode(file, message)?;
         let bo = bo_name(file, message.bo)?;
         Ok(DmabufOwner { bo, kfd_id: message.kfd_id, after_kfd: message.after_kfd })
     }
@@ -163,8 +167,9 @@ impl DmabufOwner {
             bo: Some(bo_name_message(self.bo)),
             kfd_id: self.kfd_id,
             after_kfd: self.after_kfd,
+            crc: 0,
         };
-        framing::write(file, &framing::framed(&message), to)
+        write(file, message, to)
     }
 }
 
@@ -172,7 +177,7 @@ impl DmabufOwner {
 pub fn read_shared(file: &str, from: &mut impl Read) -> Result<Vec<u32>, ImageError> {
     let message = framing::read_message(File(file), from)?;
     // (Four bytes each in memory, and at least one in the file.)
-    let message: proto::SharedBos = framing::decode(File(file), message)?;
+    let message: proto::SharedBos = decode(File(file), message)?;
     if message.bos.len() > MOST_BOS {
         return Err(ImageError::TooMany { file: file.into(), what: "BOs", most: MOST_BOS });
     }
@@ -181,7 +186,46 @@ pub fn read_shared(file: &str, from: &mut impl Read) -> Result<Vec<u32>, ImageEr
 
 /// Writes it.
 pub fn write_shared(file: &str, bos: Vec<u32>, to: &mut impl Write) -> Result<(), ImageError> {
-    framing::write(file, &framing::framed(&proto::SharedBos { bos }), to)
+    write(file, proto::SharedBos { bos, crc: 0 }, to)
+}
+
+/// A message that has its own checksum.
+trait Checked: Message + Default {
+    fn crc(&mut self) -> &mut u32;
+}
+
+impl Checked for proto::RenderOwner {
+    fn crc(&mut self) -> &mut u32 {
+        &mut self.crc
+    }
+}
+
+impl Checked for proto::DmabufOwner {
+    fn crc(&mut self) -> &mut u32 {
+        &mut self.crc
+    }
+}
+
+impl Checked for proto::SharedBos {
+    fn crc(&mut self) -> &mut u32 {
+        &mut self.crc
+    }
+}
+
+fn decode<T: Checked>(file: File, message: Vec<u8>) -> Result<T, ImageError> {
+    let mut message: T = framing::decode(file, message)?;
+    let said = std::mem::take(message.crc());
+    let found = Crc32::of(&message.encode_to_vec()).value;
+    if said != found {
+        return Err(file.invalid(format!("its checksum is {found:08x}, and it says {said:08x}")));
+    }
+    Ok(message)
+}
+
+fn write<T: Checked>(file: &str, mut message: T, to: &mut impl Write) -> Result<(), ImageError> {
+    let crc = Crc32::of(&message.encode_to_vec()).value;
+    *message.crc() = crc;
+    framing::write(file, &framing::framed(&message), to)
 }
 
 fn bo_name_message(bo: BoName) -> proto::BoName {
@@ -236,7 +280,12 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused() {
         let error = DmabufOwner::read("x", &mut &[0; 8][..]).unwrap_err().to_string();
-        assert_eq!(error, "x: damaged: bo is missing");
+        assert!(error.starts_with("x: damaged: "), "{error}");
+        let mut bytes = Vec::new();
+        write_shared("x", vec![1, 0, 9], &mut bytes).unwrap();
+        bytes[8 + 3] ^= 1;
+        let error = read_shared("x", &mut bytes.as_slice()).unwrap_err().to_string();
+        assert!(error.starts_with("x: damaged: its checksum is "), "{error}");
         let bos = vec![BoSums { bo: 0, bytes: 1, blocks: vec![1, 2] }];
         let mut bytes = Vec::new();
         RenderOwner { bos, ..RenderOwner::default() }.write("x", &mut bytes).unwrap();

@@ -43,6 +43,8 @@ mod images;
 mod log;
 mod restore;
 mod settings;
+#[cfg(test)]
+mod tests;
 
 pub use error::Error;
 

@@ -37,6 +37,8 @@ pub struct RenderOwner {
     pub bos: ::prost::alloc::vec::Vec<BoSums>,
     #[prost(message, repeated, tag = "8")]
     pub imports: ::prost::alloc::vec::Vec<BoImport>,
+    #[prost(fixed32, tag = "15")]
+    pub crc: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BoSums {
@@ -79,9 +81,13 @@ pub struct DmabufOwner {
     pub kfd_id: u32,
     #[prost(bool, tag = "3")]
     pub after_kfd: bool,
+    #[prost(fixed32, tag = "15")]
+    pub crc: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SharedBos {
     #[prost(uint32, repeated, tag = "1")]
     pub bos: ::prost::alloc::vec::Vec<u32>,
+    #[prost(fixed32, tag = "15")]
+    pub crc: u32,
 }

@@ -11,9 +11,7 @@ use std::{
 use super::Dump;
 use crate::{
     abi::criu::Level,
-    image::{
-        self, BoName, DmabufNode, DmabufOwner, ImageName, dmabuf_owner_name, shared_name,
-    },
+    image::{self, BoName, DmabufNode, DmabufOwner, ImageName, dmabuf_owner_name, shared_name},
     plugin::{
         context::Context,
         error::{Error, Result},

@@ -57,11 +57,15 @@ fn bo(render: &RenderNode, what: &str, gem: &GemBo) -> Result<DrmBo> {
     let handle = gem.handle;
     let refuse = |why: String| Error::Unsupported(format!("{what}: BO {handle} {why}"));
     if handle == 0 || handle > MOST_HANDLES {
-        let why = format!("cannot be restored: handles above {MOST_HANDLES} take too long to reach");
+        let why =
+            format!("cannot be restored: handles above {MOST_HANDLES} take too long to reach");
         return Err(refuse(why));
     }
     if gem.flags & !list_flag::IS_IMPORT != 0 {
-        return Err(refuse(format!("is of a kind that is not known here (flags {:#x})", gem.flags)));
+        return Err(refuse(format!(
+            "is of a kind that is not known here (flags {:#x})",
+            gem.flags
+        )));
     }
     let create = &gem.create;
     let offset = match render.mmap_offset(handle) {

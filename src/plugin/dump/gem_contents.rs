@@ -3,13 +3,7 @@
 //! Many BOs are small, so several are copied together; whoever copies knows nothing of the BOs'
 //! files, which are cut from what comes.
 
-use std::{
-    collections::VecDeque,
-    fs::File,
-    io::Write,
-    os::unix::fs::FileExt,
-    time::Duration,
-};
+use std::{collections::VecDeque, fs::File, io::Write, os::unix::fs::FileExt, time::Duration};
 
 use crossbeam_channel::Sender;
 use nix::time::{ClockId, clock_gettime};
@@ -74,8 +68,7 @@ pub(super) fn dump(cx: Context<'_>, of: Of<'_>, wanted: &[Wanted]) -> Result<Vec
             files.push_back(BoFile::begin(cx.images(), name, bo, size)?);
         }
         let (ended, ends) = crossbeam_channel::bounded(wanted.len());
-        let contents =
-            Contents { gpu_id: of.gpu_id, node: render_path(of.minor).into(), bos };
+        let contents = Contents { gpu_id: of.gpu_id, node: render_path(of.minor).into(), bos };
         let jobs = vec![DumpJob { contents, drain: Cut { files, ended } }];
         let name = ImageName::Render { id: of.id }.to_string();
         let options = gpu::Options::default();
@@ -104,11 +97,8 @@ fn idle(render: &RenderNode, handle: u32) -> Result<()> {
     if render.wait_idle(handle, u64::try_from(deadline).unwrap_or(u64::MAX))? {
         return Ok(());
     }
-    Err(DeviceError::Hung {
-        node: render.node().path().to_owned(),
-        seconds: PATIENCE.as_secs(),
-    }
-    .into())
+    Err(DeviceError::Hung { node: render.node().path().to_owned(), seconds: PATIENCE.as_secs() }
+        .into())
 }
 
 /// Cuts contents into the files of their BOs.

@@ -38,9 +38,9 @@ mod memory;
 mod process;
 mod render;
 
-pub(super) use memory::{SEMAPHORE, SHARED_MEMORY};
 use dmabuf::{Dmabuf, Shared};
 use known::Known;
+pub(super) use memory::{SEMAPHORE, SHARED_MEMORY};
 use process::Process;
 use render::Render;
 

@@ -179,11 +179,7 @@ impl Dump {
     }
 
     /// For each GPU of the process its name, and the number of its render node.
-    fn minors(
-        &mut self,
-        cx: Context<'_>,
-        devices: &[CriuDeviceBucket],
-    ) -> Result<Vec<(u32, u32)>> {
+    fn minors(&mut self, cx: Context<'_>, devices: &[CriuDeviceBucket]) -> Result<Vec<(u32, u32)>> {
         let topology = self.topology(cx)?;
         let minors = devices.iter().map(|device| {
             let gpu = gpu_of(topology, device.actual_gpu_id)?;

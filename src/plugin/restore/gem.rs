@@ -5,7 +5,10 @@
 //! made in the order of their handles, and where the process had none, a small one is made that is
 //! closed again.
 
-use std::{collections::HashSet, os::fd::{AsFd, OwnedFd}};
+use std::{
+    collections::HashSet,
+    os::fd::{AsFd, OwnedFd},
+};
 
 use nix::errno::Errno;
 
@@ -203,11 +206,8 @@ fn map(render: &RenderNode, plan: Plan<'_>, bo: &DrmBo) -> Result<()> {
     if bo.mappings.is_empty() {
         return Ok(());
     }
-    let there: HashSet<_> = render
-        .mappings(bo.handle)?
-        .iter()
-        .map(|vm| (vm.addr, vm.size, vm.offset))
-        .collect();
+    let there: HashSet<_> =
+        render.mappings(bo.handle)?.iter().map(|vm| (vm.addr, vm.size, vm.offset)).collect();
     for vm in &bo.mappings {
         if there.contains(&(vm.addr, vm.size, vm.offset)) {
             continue;

@@ -51,14 +51,12 @@ impl Restore {
         let wrong = |what: String| Error::Content { file: name.clone(), what };
         // Its number is what it is; what it was called depends on who was asked.
         let by_minor = image.render_minor.filter(|&minor| minor != 0);
-        let of_owner =
-            |kfd_id: u32| owner.as_ref().is_none_or(|owner| owner.kfd_id == kfd_id);
+        let of_owner = |kfd_id: u32| owner.as_ref().is_none_or(|owner| owner.kfd_id == kfd_id);
         let gpus = || {
             let processes = self.processes.iter().filter(|process| of_owner(process.kfd_id));
             processes.flat_map(|process| &process.gpus)
         };
-        let by_minor =
-            by_minor.and_then(|minor| gpus().find(|gpu| gpu.old_minor == minor));
+        let by_minor = by_minor.and_then(|minor| gpus().find(|gpu| gpu.old_minor == minor));
         let found = by_minor.or_else(|| gpus().find(|gpu| gpu.gpu_id == image.gpu_id));
         let gpu = found.ok_or_else(|| {
             wrong(format!(
@@ -194,11 +192,13 @@ impl Restore {
 
     /// The dma-buf of a BO that is there.
     fn source(&self, cx: Context<'_>, bo: BoName) -> Result<OwnedFd> {
-        let missing = |file: ImageName, what: String| Error::Content { file: file.to_string(), what };
+        let missing =
+            |file: ImageName, what: String| Error::Content { file: file.to_string(), what };
         match bo {
             BoName::Kfd { id, bo } => {
                 let process = self.processes.iter().find(|process| process.kfd_id == id);
-                let shared = process.and_then(|p| p.shared.iter().find(|(shared, _)| *shared == bo));
+                let shared =
+                    process.and_then(|p| p.shared.iter().find(|(shared, _)| *shared == bo));
                 let (_, stored) = shared.ok_or_else(|| {
                     let what = format!(
                         "others are of its BO {bo}, and {} does not say so: it cannot be restored",
