@@ -79,13 +79,6 @@ impl FakeHost {
         readers.into_iter().for_each(|reader| reader.join().unwrap());
     }
 
-    /// The names of what the streamer has.
-    pub(in crate::plugin) fn streamed(&self) -> Vec<String> {
-        self.collect();
-        let files = self.0.streamed.as_ref().map(|files| files.lock().unwrap());
-        files.map_or_else(Vec::new, |files| files.keys().cloned().collect())
-    }
-
     /// Waits until the streamer has all that was written.
     fn collect(&self) {
         let writers = std::mem::take(&mut self.state().writers);

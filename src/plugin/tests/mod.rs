@@ -202,7 +202,8 @@ impl App {
 
 /// What differs in each BO.
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
-    (0..len).map(|at| (at as u8).wrapping_mul(31) ^ seed ^ (at >> 8) as u8).collect()
+    let byte = |at: usize| (at.wrapping_mul(31) ^ (at >> 8)).to_le_bytes()[0] ^ seed;
+    (0..len).map(byte).collect()
 }
 
 /// A BO with this in it.
@@ -232,8 +233,11 @@ fn mapped(render: &RenderNode, handle: u32, addr: u64, size: u64, offset: u64) {
     render.map_as(handle, &GemVmEntry { addr, size, offset, flags: 0xe }).unwrap();
 }
 
+/// A BO: its handle, what it was made with, its flags, where it is mapped.
+type Described = (u32, GemCreateIn, u32, Vec<GemVmEntry>);
+
 /// Handles, sizes, memory and flags of all BOs, and where each is mapped.
-fn described(render: &RenderNode) -> Vec<(u32, GemCreateIn, u32, Vec<GemVmEntry>)> {
+fn described(render: &RenderNode) -> Vec<Described> {
     let bos = render.bos().unwrap().unwrap();
     let described = bos.into_iter().map(|bo| {
         let mut mappings = render.mappings(bo.handle).unwrap();

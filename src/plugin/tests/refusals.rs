@@ -76,7 +76,7 @@ fn a_bo_of_another_process_on_kfd() {
     for swapped in [false, true] {
         let criu = FakeHost::new(12, images.path());
         let mut plugin = place.plugin(&criu, &checkpointer, Stage::Dump);
-        let mut order: Vec<_> = one.files().into_iter().take(2).map(|(fd, id)| (fd, id)).collect();
+        let mut order: Vec<_> = one.files().into_iter().take(2).collect();
         let more = two.files().into_iter().take(2).map(|(fd, id)| (fd, id + 10));
         if swapped {
             order.splice(0..0, more);
