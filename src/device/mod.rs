@@ -29,6 +29,7 @@ use nix::errno::Errno;
 
 use crate::abi::{Plain, Request};
 
+mod clock;
 pub mod copy;
 mod gem;
 pub mod kernel;

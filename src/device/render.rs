@@ -3,12 +3,12 @@
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nix::time::ClockId;
 
-use super::{DeviceError, DeviceMemory, Driver, Node};
+use super::{DeviceError, DeviceMemory, Driver, Node, clock};
 use crate::abi::{
     Plain,
     amdgpu::{
@@ -45,7 +45,14 @@ pub struct RenderInfo {
 #[derive(Debug)]
 pub struct RenderNode {
     node: Node,
+    /// Whether it can be told until when to wait.
+    has_our_clock: bool,
 }
+
+/// Where it cannot be told: how soon to look whether something is done, and how often later on. A
+/// copy of a chunk takes some 100 us.
+const FIRST_LOOK: Duration = Duration::from_micros(20);
+const LATER_LOOKS: Duration = Duration::from_micros(500);
 
 impl RenderNode {
     /// Opens a render node, which must be amdgpu's. It has an address space of its own, with nothing
@@ -60,7 +67,7 @@ impl RenderNode {
     }
 
     fn of(node: Node) -> Result<Self, DeviceError> {
-        let render = RenderNode { node };
+        let render = RenderNode { node, has_our_clock: clock::is_the_drivers() };
         let name = render.driver_name()?;
         if name != b"amdgpu" {
             let what = format!(
@@ -307,18 +314,34 @@ impl RenderNode {
         handle: u64,
         timeout: Duration,
     ) -> Result<bool, DeviceError> {
+        let args = WaitCsIn { handle, ip_type: hw_ip::DMA, ring, ctx_id, ..WaitCsIn::default() };
+        if !self.has_our_clock {
+            return self.look(args, timeout);
+        }
         let now = nix::time::clock_gettime(ClockId::CLOCK_MONOTONIC)
             .map_err(|errno| self.node.failed("WAIT_CS", errno))?;
         let deadline = Duration::from(now).saturating_add(timeout).as_nanos();
-        let mut args = WaitCsIn {
-            handle,
-            // A negative number would mean for ever.
-            timeout: u64::try_from(deadline).unwrap_or(u64::MAX).min(i64::MAX.cast_unsigned()),
-            ip_type: hw_ip::DMA,
-            ring,
-            ctx_id,
-            ..WaitCsIn::default()
-        };
+        // A negative number would mean for ever.
+        let deadline = u64::try_from(deadline).unwrap_or(u64::MAX).min(i64::MAX.cast_unsigned());
+        self.is_done(WaitCsIn { timeout: deadline, ..args })
+    }
+
+    /// The same where the driver cannot be told until when to wait: looks again and again.
+    fn look(&self, args: WaitCsIn, timeout: Duration) -> Result<bool, DeviceError> {
+        let since = Instant::now();
+        let mut pause = FIRST_LOOK;
+        loop {
+            // (The time 0 is past by every clock.)
+            if self.is_done(args)? {
+                return Ok(true);
+            }
+            let Some(left) = timeout.checked_sub(since.elapsed()) else { return Ok(false) };
+            std::thread::sleep(pause.min(left));
+            pause = (pause * 2).min(LATER_LOOKS);
+        }
+    }
+
+    fn is_done(&self, mut args: WaitCsIn) -> Result<bool, DeviceError> {
         // SAFETY: the argument has no addresses.
         unsafe { self.node.call(&WAIT_CS, &mut args) }?;
         Ok(!args.busy())

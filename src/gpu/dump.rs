@@ -1,11 +1,17 @@
 //! BOs to chunks.
 
-use std::{collections::VecDeque, os::fd::AsFd, sync::Arc, time::Instant};
+use std::{
+    collections::VecDeque,
+    os::fd::AsFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{
     Bo, Contents, GpuError, GpuStats, Options, copies_in_flight,
     plan::{Part, Plan},
-    workers::{self, Ended, Stop, Work, Workers, device},
+    turns::{Turn, Turns},
+    workers::{self, Ended, LOOK_UP, Stop, Work, Workers, device},
 };
 use crate::{
     device::{
@@ -47,8 +53,9 @@ pub fn dump<D: Drain + 'static>(
     check: &mut dyn FnMut() -> Result<(), D::Error>,
 ) -> Result<Vec<GpuStats>, GpuError<D::Error>> {
     let copies = copies_in_flight(ring, jobs.len())?;
+    let turns = Turns::new(ring.chunk_bytes(), options.most_in_flight);
     let work = jobs.into_iter().map(|DumpJob { contents, drain }| {
-        let (driver, ring) = (Arc::clone(driver), ring.clone());
+        let (driver, ring, turns) = (Arc::clone(driver), ring.clone(), turns.clone());
         let gpu_id = contents.gpu_id;
         let work: Work<D::Error> = Box::new(move |stop| {
             let limits = Limits {
@@ -56,7 +63,7 @@ pub fn dump<D: Drain + 'static>(
                 copies,
                 fence_deadline: options.fence_deadline,
             };
-            Worker::new(&*driver, ring, contents, drain, limits, stop)?.run()
+            Worker::new(&*driver, (ring, turns), contents, drain, limits, stop)?.run()
         });
         (gpu_id, work)
     });
@@ -67,6 +74,7 @@ struct Worker<'a, D> {
     stop: &'a Stop,
     queue: CopyQueue,
     ring: Ring,
+    turns: Turns,
     bos: Vec<Bo>,
     plan: Plan,
     drain: D,
@@ -79,14 +87,14 @@ struct Worker<'a, D> {
     // Kept between windows so that none allocates.
     parts: Vec<Part>,
     pieces: Vec<Piece>,
-    /// For each window in flight, in order: where it begins and ends.
-    windows: VecDeque<(u64, u64)>,
+    /// For each window in flight, in order: where it begins and ends, and its turn.
+    windows: VecDeque<(u64, u64, Turn)>,
 }
 
 impl<'a, D: Drain> Worker<'a, D> {
     fn new(
         driver: &dyn Driver,
-        ring: Ring,
+        (ring, turns): (Ring, Turns),
         contents: Contents,
         drain: D,
         limits: Limits,
@@ -105,6 +113,7 @@ impl<'a, D: Drain> Worker<'a, D> {
             stop,
             queue,
             ring,
+            turns,
             bos,
             plan,
             drain,
@@ -123,8 +132,8 @@ impl<'a, D: Drain> Worker<'a, D> {
         loop {
             self.stop.check()?;
             while self.submitted < bytes && self.queue.has_room() {
-                let Some(chunk) = self.chunk()? else { break };
-                self.submit(chunk)?;
+                let Some((chunk, turn)) = self.chunk()? else { break };
+                self.submit(chunk, turn)?;
             }
             if !self.finish_one()? {
                 break;
@@ -137,25 +146,34 @@ impl<'a, D: Drain> Worker<'a, D> {
         Ok(self.stats)
     }
 
-    /// A chunk to copy into. Waits for one only when there is nothing else to wait for.
-    fn chunk(&mut self) -> Result<Option<Chunk>, Ended<D::Error>> {
-        if let Some(chunk) = self.ring.try_take() {
-            return Ok(Some(chunk));
+    /// A chunk to copy into, and a turn. Waits for them only when there is nothing else to wait for.
+    fn chunk(&mut self) -> Result<Option<(Chunk, Turn)>, Ended<D::Error>> {
+        if let Some(turn) = self.turns.take(Duration::ZERO)
+            && let Some(chunk) = self.ring.try_take()
+        {
+            return Ok(Some((chunk, turn)));
         }
         if self.queue.in_flight() > 0 {
             return Ok(None);
         }
         let since = Instant::now();
+        let turn = loop {
+            self.stop.check()?;
+            if let Some(turn) = self.turns.take(LOOK_UP) {
+                break turn;
+            }
+        };
+        // Those who have chunks wait for no turn.
         let chunk = self.stop.take(&self.ring)?;
         self.stats.waiting_for_chunk += since.elapsed();
-        Ok(Some(chunk))
+        Ok(Some((chunk, turn)))
     }
 
     /// Submits the next window.
-    fn submit(&mut self, chunk: Chunk) -> Result<(), Ended<D::Error>> {
+    fn submit(&mut self, chunk: Chunk, turn: Turn) -> Result<(), Ended<D::Error>> {
         let failed = device(self.stats.gpu_id);
         let start = self.submitted;
-        let len = self.plan.parts(start, chunk.len() as u64, MOST_PIECES, &mut self.parts);
+        let len = self.plan.parts(start, self.turns.window_bytes(), MOST_PIECES, &mut self.parts);
         self.pieces.clear();
         for part in &self.parts {
             let bo = match self.mapped.last() {
@@ -176,7 +194,7 @@ impl<'a, D: Drain> Worker<'a, D> {
             });
         }
         self.queue.read(chunk, &self.pieces, start).map_err(failed)?;
-        self.windows.push_back((start, start + len));
+        self.windows.push_back((start, start + len, turn));
         self.submitted = start + len;
         self.stats.copies += 1;
         Ok(())
@@ -187,9 +205,11 @@ impl<'a, D: Drain> Worker<'a, D> {
         let since = Instant::now();
         let finished = self.queue.finish_one().map_err(device(self.stats.gpu_id))?;
         self.stats.waiting_for_copy += since.elapsed();
-        let (Some(finished), Some((start, end))) = (finished, self.windows.pop_front()) else {
+        let (Some(finished), Some((start, end, turn))) = (finished, self.windows.pop_front())
+        else {
             return Ok(false);
         };
+        drop(turn);
         self.release_up_to(end)?;
         if let Some(chunk) = finished.chunk {
             let since = Instant::now();

@@ -36,6 +36,7 @@ mod plan;
 mod restore;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod workers;
 
 pub use dump::{Drain, DumpJob, dump};
@@ -108,6 +109,9 @@ pub struct Options {
     pub grace: Duration,
     /// Copies in flight on each DMA ring.
     pub copies_per_ring: usize,
+    /// A dump has at most so many bytes in flight, on all its GPUs together (but a page at least),
+    /// where that is less than what the ring would allow.
+    pub most_in_flight: Option<u64>,
 }
 
 impl Default for Options {
@@ -117,6 +121,7 @@ impl Default for Options {
             fence_deadline: Duration::from_secs(10),
             grace: Duration::from_secs(3),
             copies_per_ring: 2,
+            most_in_flight: None,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, ops::Range, os::fd::AsFd, sync::Arc, time::Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TryRecvError};
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, TryRecvError};
 
 use super::{
     Bo, Contents, GpuError, GpuStats, Options, copies_in_flight,
@@ -116,6 +116,30 @@ impl Watch {
     /// Whether a worker has failed, or the restore was given up.
     pub fn is_failing(&self) -> bool {
         self.0.is_raised()
+    }
+
+    /// Waits for a chunk; `None` if the restore is failing.
+    pub fn take(&self, ring: &Ring) -> Option<Chunk> {
+        loop {
+            if self.is_failing() {
+                return None;
+            }
+            if let Some(chunk) = ring.take(LOOK_UP) {
+                return Some(chunk);
+            }
+        }
+    }
+
+    /// Sends something to a worker, waiting for room; `None` if the restore is failing.
+    pub fn send(&self, worker: &Sender<Write>, mut write: Write) -> Option<()> {
+        loop {
+            match worker.send_timeout(write, LOOK_UP) {
+                Ok(()) => return Some(()),
+                Err(SendTimeoutError::Timeout(_)) if self.is_failing() => return None,
+                Err(SendTimeoutError::Timeout(back)) => write = back,
+                Err(SendTimeoutError::Disconnected(_)) => return None,
+            }
+        }
     }
 }
 

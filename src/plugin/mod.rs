@@ -47,6 +47,7 @@ mod settings;
 mod tests;
 
 pub use error::Error;
+pub use settings::JOIN as JOIN_VARIABLE;
 
 use context::Context;
 use dump::Dump;

@@ -19,8 +19,8 @@ pub(super) enum Join {
     Exit,
 }
 
-/// The variable that chooses.
-pub(super) const JOIN: &str = "VRAMSTREAM_JOIN";
+/// The environment variable that chooses where a dump waits for contents that were handed over.
+pub const JOIN: &str = "VRAMSTREAM_JOIN";
 
 /// What a dump or a restore goes by.
 #[derive(Debug, Clone, Copy)]

@@ -8,6 +8,7 @@ use std::{fmt, io};
 use vramstream::{
     device::DeviceError,
     gpu::GpuError,
+    handoff::HandoffError,
     image::ImageError as GpuImageError,
     topology::{CheckError, PlanError, TopologyError},
 };
@@ -136,6 +137,9 @@ pub enum Error {
     /// A device, or the state of its process.
     #[error("the state of the GPU process could not be moved")]
     Device(#[from] DeviceError),
+    /// GPU contents were not handed over.
+    #[error(transparent)]
+    Handoff(#[from] HandoffError),
     /// The topology of a machine cannot be read.
     #[error("{0}")]
     Topology(TopologyError),
@@ -157,6 +161,9 @@ pub enum Error {
     /// A checkpoint cannot be restored, as was told elsewhere.
     #[error("{0} cannot be restored on this machine")]
     NotRestorable(String),
+    /// What the doctor found, as was told elsewhere.
+    #[error("this machine is not ready: what is marked PROBLEM stands in the way ({0})")]
+    NotReady(usize),
     /// Something else failed first, elsewhere: that is the error to report.
     #[error("given up, because something else has failed")]
     GivenUp,

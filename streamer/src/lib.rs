@@ -24,6 +24,9 @@
 //! | [`verify`] | reads an image and keeps nothing |
 //! | [`inspect`] | what is in an image, for programs and for people |
 //! | [`plan`](mod@plan) | which GPU here would take the place of which one of a checkpoint, or why none can |
+//! | `plugins` | CRIU plugins that hand GPU contents over, and wait |
+//! | [`doctor`] | what a person needs to know before the first dump |
+//! | [`manual`] | man pages and completions, made from the definitions of the command line |
 //! | [`commit_gate`] | holds CRIU until the image is safe |
 //! | [`payload`] | the bytes of a chunk on their way to a shard |
 //! | [`cli`], [`progress`], [`signals`], [`limits`] | the program around it |
@@ -39,15 +42,18 @@ pub mod cli;
 pub mod commit_gate;
 pub mod criu;
 pub mod criu_image_streamer;
+pub mod doctor;
 pub mod error;
 pub mod extract;
 mod fault;
 pub mod format;
 pub mod inspect;
 pub mod limits;
+pub mod manual;
 pub mod pack;
 pub mod payload;
 pub mod plan;
+mod plugins;
 mod poller;
 pub mod progress;
 pub mod proto;

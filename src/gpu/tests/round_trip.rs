@@ -37,6 +37,22 @@ fn bos_smaller_and_larger_than_a_chunk() {
     round_trip(2, &sizes, &Ring::new(4 << 20, 8).unwrap());
 }
 
+/// How much is in flight cannot be seen; that windows are short, and that it ends, can.
+#[test]
+fn what_is_in_flight_can_be_limited_to_less_than_a_chunk() {
+    for (most, copies) in [(PAGE, 25), (5 * PAGE + 1, 5), (1 << 30, 1)] {
+        let bench = Bench::filled(2, &[20 * PAGE, 5 * PAGE]);
+        let (ring, store) = (Ring::new(1 << 20, 8).unwrap(), Store::default());
+        let options = Options { most_in_flight: Some(most), ..options() };
+        let stats = bench.dump_with(&ring, &store, options).unwrap();
+        assert!(stats.iter().all(|stats| stats.copies == copies), "{most}: {stats:?}");
+        for (gpu, id) in bench.host.gpu_ids().iter().enumerate() {
+            assert!(store.lock().unwrap()[id].0 == bench.bytes(gpu));
+        }
+        bench.assert_tidy(&ring);
+    }
+}
+
 #[test]
 fn render_nodes_that_another_process_has_opened() {
     let bench = Bench::filled(2, &[PAGE, 3 << 20]);

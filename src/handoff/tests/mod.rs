@@ -25,7 +25,7 @@ use nix::{
 use super::*;
 use crate::{
     device::{
-        Driver, RenderNode,
+        RenderNode,
         sim::{Credentials, Machine, Profile, SimHost, SimProcess},
     },
     gpu::{Bo, Contents, Render},

@@ -29,11 +29,11 @@ use vramstream::{
     stage::{AutoCompress, Compression, Crc32, Lz4Table, is_zero, lz4_bound},
 };
 
-use crossbeam_channel::{SendTimeoutError, Sender};
+use crossbeam_channel::Sender;
 
 use super::{
     float,
-    lab::{LOOK_UP, Lab},
+    lab::Lab,
     measure::process_cpu,
     median, places, replay,
     scenario::{Contents, Direction, Sink},
@@ -247,16 +247,13 @@ fn copies_out(lab: &Lab<'_>) -> Result<(u64, f64)> {
 
 fn send_chunks(ring: &Ring, watch: &Watch, sender: &Sender<Write>, bytes: u64) {
     let mut offset = 0;
-    while offset < bytes && !watch.is_failing() {
-        let Some(chunk) = ring.take(LOOK_UP) else { continue };
+    while offset < bytes {
+        let Some(chunk) = watch.take(ring) else { return };
         let len = usize::try_from(bytes - offset).unwrap_or(usize::MAX).min(chunk.len());
-        let mut write = Write::Bytes { offset, chunk, range: 0..len };
+        let write = Write::Bytes { offset, chunk, range: 0..len };
         offset += len as u64;
-        while let Err(error) = sender.send_timeout(write, LOOK_UP) {
-            match error {
-                SendTimeoutError::Timeout(back) if !watch.is_failing() => write = back,
-                _ => return,
-            }
+        if watch.send(sender, write).is_none() {
+            return;
         }
     }
 }

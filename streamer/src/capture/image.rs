@@ -19,6 +19,8 @@ pub enum Source {
     Criu,
     /// Somebody else (`--ext-file-fds`).
     External,
+    /// GPU workers of ours, since the plugin handed the contents over.
+    Gpu,
 }
 
 /// An image whose pipe is open.
@@ -35,6 +37,15 @@ pub(super) struct OpenImage {
     pub inventory: Option<InventoryCheck>,
 }
 
+impl OpenImage {
+    /// The image of this number, which is read from a pipe.
+    pub(super) fn new(file: u32, name: FileName, source: Source, pipe: OwnedFd) -> Self {
+        let inventory =
+            (name.as_str() == INVENTORY && source == Source::Criu).then(InventoryCheck::default);
+        OpenImage { file, name, source, pipe, taken: 0, inventory }
+    }
+}
+
 /// What [`Intake::readable`](super::Intake::readable) found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Readable {
@@ -44,63 +55,64 @@ pub(super) enum Readable {
     End,
 }
 
-/// Which images there have been.
+/// Which images there have been. Shared by those who read them.
 #[derive(Debug, Default)]
 pub(super) struct Roll {
     next: u32,
     /// The version of each name that has ended last.
     finished: HashMap<FileName, (u32, u64)>,
     superseded: Vec<u32>,
-    external: HashSet<FileName>,
+    /// Names that are not CRIU's to write.
+    taken: HashSet<FileName>,
     inventory_whole: bool,
 }
 
 impl Roll {
-    /// A new image.
-    pub(super) fn open(
-        &mut self,
-        name: FileName,
-        source: Source,
-        pipe: OwnedFd,
-    ) -> Result<OpenImage> {
+    /// A new image: its number.
+    pub(super) fn begin(&mut self, name: &FileName, source: Source) -> Result<u32> {
         if self.next >= MAX_FILES {
             return Err(Error::DumpIncomplete(format!("CRIU writes more than {MAX_FILES} images")));
         }
+        let refused = |what| Err(Error::DumpIncomplete(format!("{name} {what}")));
         match source {
             Source::External => {
-                self.external.insert(name.clone());
+                self.taken.insert(name.clone());
             }
-            Source::Criu if self.external.contains(&name) => {
-                return Err(Error::DumpIncomplete(format!(
-                    "CRIU writes {name}, which is also the name of an external file: give that another one in --ext-file-fds"
-                )));
+            Source::Gpu => {
+                if !self.taken.insert(name.clone()) || self.finished.contains_key(name) {
+                    return refused(
+                        "is in the image already, and its contents were handed over again",
+                    );
+                }
+            }
+            Source::Criu if self.taken.contains(name) => {
+                return refused(
+                    "is written by CRIU, and is also the name of an external file or of contents that were handed over: give that one another name in --ext-file-fds",
+                );
             }
             Source::Criu => {}
         }
         let file = self.next;
         self.next += 1;
-        let inventory =
-            (name.as_str() == INVENTORY && source == Source::Criu).then(InventoryCheck::default);
-        Ok(OpenImage { file, name, source, pipe, taken: 0, inventory })
+        Ok(file)
     }
 
-    /// An image has ended. Of two with one name, the one that ends last counts.
-    pub(super) fn end(&mut self, image: &OpenImage) -> Result<()> {
-        if let Some(inventory) = &image.inventory {
-            self.inventory_whole = inventory.is_whole();
-        }
-        if let Some((older, _)) =
-            self.finished.insert(image.name.clone(), (image.file, image.taken))
-        {
+    /// An image has ended with this size. Of two with one name, the one that ends last counts.
+    pub(super) fn end(&mut self, name: &FileName, file: u32, size: u64) -> Result<()> {
+        if let Some((older, _)) = self.finished.insert(name.clone(), (file, size)) {
             self.superseded.push(older);
             if self.superseded.len() > MAX_SUPERSEDED {
                 return Err(Error::DumpIncomplete(format!(
-                    "images are written again more than {MAX_SUPERSEDED} times, {} among them",
-                    image.name
+                    "images are written again more than {MAX_SUPERSEDED} times, {name} among them"
                 )));
             }
         }
         Ok(())
+    }
+
+    /// What was seen of an inventory that has ended.
+    pub(super) fn inventory(&mut self, inventory: &InventoryCheck) {
+        self.inventory_whole = inventory.is_whole();
     }
 
     /// Whether CRIU has said that the dump is whole.

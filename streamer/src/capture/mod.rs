@@ -10,6 +10,18 @@
 //! [`Intake`]: [`native`] chunks for the native format, or records moved by `splice` for
 //! criu-image-streamer's ([`spliced`]).
 //!
+//! # GPUs
+//!
+//! A CRIU plugin can [hand over](vramstream::handoff) the contents of a process's GPUs, at any time
+//! and for several processes at once. GPU workers of ours then copy them into the same chunks, and
+//! the pump goes on with CRIU's pipes meanwhile. The plugin hears that it is done when the stages have
+//! taken everything, so that CRIU cannot end a dump before. In the image are the files that CRIU's own
+//! plugin would have written. criu-image-streamer's format has no chunks, so nothing is handed over.
+//!
+//! The chunks are those of `--memory`, whose ring the GPUs write to directly; a smaller
+//! `KFD_MAX_BUFFER_SIZE` of the plugin limits what they have in flight. A chunk is waited for only by
+//! those who hold none that others wait for, so a ring of any size goes round.
+//!
 //! # When a capture is complete
 //!
 //! CRIU says nothing at the end of a dump: a dump that crashed closes the socket as well. The image
@@ -18,20 +30,28 @@
 //! 1. `inventory.img`, the last image CRIU writes, has come whole;
 //! 2. every image's pipe, and every external file's, has reached its end;
 //! 3. CRIU has closed its connection, or waits in [`commit-gate`](crate::commit_gate);
-//! 4. every shard has been taken durably by its transport.
+//! 4. every job that a plugin has begun to hand over has ended well;
+//! 5. every shard has been taken durably by its transport.
 //!
 //! Anything else aborts: the shards say so, nothing is published, the caller gets the first cause.
 
-use std::{os::fd::OwnedFd, path::PathBuf, time::Instant};
+use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Instant};
 
-use vramstream::stage::Compression;
+use vramstream::{device::Driver, stage::Compression};
 
 use crate::{
-    absorb::ShardStat, error::Result, format::FileName, pack::Totals, progress::Progress,
-    signals::Signals, transport::Destination,
+    absorb::ShardStat,
+    error::Result,
+    format::FileName,
+    pack::{Feed, Totals},
+    plugins::Plugins,
+    progress::Progress,
+    signals::Signals,
+    transport::Destination,
 };
 
 mod gate;
+mod gpus;
 mod image;
 mod native;
 mod pump;
@@ -50,6 +70,8 @@ pub struct Options {
     pub compression: Compression,
     /// The most memory to use, in bytes.
     pub memory_bytes: u64,
+    /// Who answers for the GPUs whose contents are handed over.
+    pub driver: Arc<dyn Driver>,
 }
 
 /// Where to, and in which format.
@@ -76,6 +98,11 @@ trait Intake {
     /// Takes what `image` has to give now, or a part of it. Called when its pipe is readable.
     fn readable(&mut self, image: &mut image::OpenImage) -> Result<image::Readable>;
 
+    /// A way in for the contents of GPUs, where they can be handed over.
+    fn feed(&self) -> Option<Feed> {
+        None
+    }
+
     /// A descriptor that becomes readable when something has failed behind the intake.
     fn alarm(&self) -> Option<std::os::fd::BorrowedFd<'_>>;
 
@@ -100,7 +127,12 @@ pub fn capture(
     signals: &Signals,
     progress: &Progress,
 ) -> Result<Captured> {
-    // The socket first: whoever starts CRIU waits for it.
+    // Before CRIU can connect: its plugin looks for this one once.
+    let plugins = match &output {
+        Output::Native(_) => Some(Plugins::bind(&options.images_dir, &options.driver)?),
+        Output::CriuImageStreamer(_) => None,
+    };
+    // Then CRIU's socket: whoever starts CRIU waits for it.
     let mut pump = pump::Pump::bind(&options.images_dir, signals, progress)?;
     progress.line("socket-init");
     for (name, pipe) in options.external_files {
@@ -118,7 +150,12 @@ pub fn capture(
             Box::new(spliced::SplicedIntake::new(shards, signals, progress))
         }
     };
-    let outcome = pump.run(intake.as_mut()).and_then(|totals| {
+    let taken = match (plugins, intake.feed()) {
+        (Some(plugins), Some(feed)) => pump.take_jobs(plugins, feed, &options.driver),
+        _ => Ok(()),
+    };
+    let outcome = taken.and_then(|()| pump.run(intake.as_mut())).and_then(|totals| {
+        pump.close_door();
         let shards = intake.commit(&totals)?;
         Ok(Captured { files: totals.files, raw_bytes: totals.raw_bytes, shards })
     });
@@ -137,9 +174,13 @@ pub fn capture(
             let error = intake.explain(error);
             let reason = error.report().to_string();
             pump.answer_gates(Err(&reason));
+            let jobs = pump.fail_jobs(&reason);
             // CRIU's pipes and socket close here, so that the dump fails; the shards after that.
             drop(pump);
             intake.abort(&reason);
+            if let Some(jobs) = jobs {
+                jobs.settle();
+            }
             Err(error)
         }
     }

@@ -55,7 +55,8 @@ impl NativeIntake {
         let options = pack::Options {
             compression,
             memory: Memory::Budget(memory_bytes),
-            stages: StageThreads::Compress,
+            // For the contents of GPUs; what CRIU sends is checksummed where it is read.
+            stages: StageThreads::Checksum,
         };
         let packer = Packer::start(destination, options, move || signals.check(), progress)?;
         let feed = packer.feed();
@@ -156,6 +157,10 @@ impl Intake for NativeIntake {
             self.partials += 1;
         }
         Ok(Readable::More)
+    }
+
+    fn feed(&self) -> Option<Feed> {
+        Some(self.packer.feed())
     }
 
     fn alarm(&self) -> Option<BorrowedFd<'_>> {

@@ -4,22 +4,26 @@ use std::{
     collections::HashMap,
     os::fd::OwnedFd,
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use rustix::event::Timespec;
+use vramstream::device::Driver;
 
 use super::{
     Intake,
     gate::Gates,
-    image::{OpenImage, Readable, Roll, Source},
+    gpus::{Dumps, SharedRoll},
+    image::{OpenImage, Readable, Source},
 };
 use crate::{
     criu::{CAPTURE_SOCKET, Connection, Listener, Request},
     error::{Error, Result},
     format::FileName,
     limits,
-    pack::Totals,
+    pack::{Feed, Totals},
+    plugins::Plugins,
     poller::Poller,
     progress::Progress,
     signals::Signals,
@@ -45,6 +49,8 @@ const LISTENER: u64 = 1;
 const CONNECTION: u64 = 2;
 const GATES: u64 = 3;
 const ALARM: u64 = 4;
+const PLUGINS: u64 = 5;
+const JOBS: u64 = 6;
 /// The event of image `n` is `FIRST_IMAGE + n`.
 const FIRST_IMAGE: u64 = 16;
 
@@ -56,7 +62,8 @@ pub(super) struct Pump<'a> {
     listener: Option<Listener>,
     criu: Criu,
     gates: Gates,
-    roll: Roll,
+    roll: SharedRoll,
+    plugins: Option<(Plugins, Arc<Dumps>)>,
     open: HashMap<u32, OpenImage>,
     /// When a byte, a request or the end of an image last came.
     last_sign_of_life: Instant,
@@ -84,7 +91,8 @@ impl<'a> Pump<'a> {
             listener: Some(listener),
             criu: Criu::Awaited,
             gates,
-            roll: Roll::default(),
+            roll: SharedRoll::default(),
+            plugins: None,
             open: HashMap::new(),
             last_sign_of_life: Instant::now(),
             started: None,
@@ -101,6 +109,33 @@ impl<'a> Pump<'a> {
     /// A file that somebody else writes.
     pub(super) fn add_external(&mut self, name: FileName, pipe: OwnedFd) -> Result<()> {
         self.add(name, Source::External, pipe)
+    }
+
+    /// Takes what plugins hand over: into `feed`, by `driver`.
+    pub(super) fn take_jobs(
+        &mut self,
+        plugins: Plugins,
+        feed: Feed,
+        driver: &Arc<dyn Driver>,
+    ) -> Result<()> {
+        self.poller.add(plugins.listener(), PLUGINS)?;
+        self.poller.add(plugins.ended(), JOBS)?;
+        let dumps = Dumps::new(feed, &self.roll, driver, self.progress);
+        self.plugins = Some((plugins, Arc::new(dumps)));
+        Ok(())
+    }
+
+    /// Tells plugins that wait why they wait in vain. What is left of them is to be waited for when
+    /// everything else has ended.
+    pub(super) fn fail_jobs(&mut self, reason: &str) -> Option<Plugins> {
+        let (plugins, _) = self.plugins.take()?;
+        plugins.fail(reason);
+        Some(plugins)
+    }
+
+    /// Takes no more jobs: the dump is over.
+    pub(super) fn close_door(&mut self) {
+        self.plugins = None;
     }
 
     /// When CRIU's dump began.
@@ -144,6 +179,17 @@ impl<'a> Pump<'a> {
             CONNECTION => self.request(),
             GATES => self.gates.accept(),
             ALARM => intake.health(),
+            PLUGINS => match &self.plugins {
+                Some((plugins, dumps)) => plugins.accept(dumps),
+                None => Ok(()),
+            },
+            JOBS => {
+                if let Some((plugins, _)) = &self.plugins {
+                    plugins.seen();
+                }
+                self.last_sign_of_life = Instant::now();
+                Ok(())
+            }
             image => {
                 let file = u32::try_from(image - FIRST_IMAGE).unwrap_or(u32::MAX);
                 self.readable(file, intake)
@@ -159,7 +205,7 @@ impl<'a> Pump<'a> {
             // that somebody opened too early waits.
             Criu::Connected(connection) => {
                 self.gates.is_waited_for()
-                    && self.roll.inventory_whole()
+                    && self.roll.lock().inventory_whole()
                     && !readable_now(connection)
             }
             Criu::Awaited | Criu::Paused(_) => false,
@@ -189,12 +235,13 @@ impl<'a> Pump<'a> {
                 names.join(", ")
             )));
         }
-        if !self.roll.inventory_whole() {
+        if !self.roll.lock().inventory_whole() {
             return Err(Error::DumpIncomplete(
                 "CRIU closed the connection before it wrote inventory.img: it failed or was killed, see its log".into(),
             ));
         }
-        Ok(self.open.is_empty().then(|| self.roll.totals()))
+        let busy = self.plugins.as_ref().is_some_and(|(plugins, _)| plugins.are_busy());
+        Ok((self.open.is_empty() && !busy).then(|| self.roll.lock().totals()))
     }
 
     fn accept(&mut self) -> Result<()> {
@@ -260,7 +307,8 @@ impl<'a> Pump<'a> {
     }
 
     fn add(&mut self, name: FileName, source: Source, pipe: OwnedFd) -> Result<()> {
-        let image = self.roll.open(name, source, pipe)?;
+        let file = self.roll.lock().begin(&name, source)?;
+        let image = OpenImage::new(file, name, source, pipe);
         self.poller.add(&image.pipe, FIRST_IMAGE + u64::from(image.file)).map_err(|error| {
             match error {
                 // Of all descriptors only a plain file, which is always readable, cannot be watched.
@@ -284,7 +332,12 @@ impl<'a> Pump<'a> {
         self.last_sign_of_life = Instant::now();
         if end && let Some(image) = self.open.remove(&file) {
             self.poller.remove(&image.pipe)?;
-            self.roll.end(&image)?;
+            let mut roll = self.roll.lock();
+            roll.end(&image.name, image.file, image.taken)?;
+            if let Some(inventory) = &image.inventory {
+                roll.inventory(inventory);
+            }
+            drop(roll);
             if matches!(self.criu, Criu::Paused(_)) {
                 self.resume()?;
             }

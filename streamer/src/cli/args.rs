@@ -8,7 +8,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use vramstream::{ring::ByteSize, stage};
 
-use super::bench::Bench;
+use super::{bench::Bench, generate::Generate};
 use crate::{format::FileName, serve::PortMap};
 
 /// Streams CRIU images: from `criu dump --stream` to files, pipes or another host, and back to
@@ -47,12 +47,17 @@ pub enum Command {
     Inspect(SourceArg),
     /// Show which GPU here would take the place of which GPU of a checkpoint, or why none can
     Plan(Plan),
+    /// Look whether everything is here that a checkpoint takes, and say what to do about the rest
+    Doctor(Doctor),
     /// Move a simulated GPU process between simulated machines, and compare every byte
     Selftest,
     /// Measure dumps and restores of simulated GPUs
     Bench(Box<Bench>),
     /// CRIU's --action-script: hold the dump until the capture has committed
     CommitGate,
+    /// Print man pages and completions
+    #[command(hide = true)]
+    Generate(Generate),
 }
 
 /// Options of `receive`.
@@ -64,6 +69,18 @@ pub struct Receive {
     /// Write the files into the images directory instead of serving them to CRIU
     #[arg(long)]
     pub extract: bool,
+}
+
+/// Options of `doctor`.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// The program criu [default: the one in PATH]
+    #[arg(long, value_name = "PATH")]
+    pub criu: Option<PathBuf>,
+    /// Where CRIU looks for plugins, as its own option of that name [default: CRIU_LIBS_DIR, or what
+    /// that CRIU says]
+    #[arg(short = 'L', long, value_name = "DIR")]
+    pub libdir: Option<PathBuf>,
 }
 
 /// Options of `plan`. They have the ids of the options of all commands and take their place.
@@ -167,7 +184,7 @@ pub struct Options {
     pub no_direct: bool,
 
     /// Tell what happens as JSON, a line each, on standard error (inspect, verify, plan,
-    /// selftest, bench: what was found out, on standard output)
+    /// doctor, selftest, bench: what was found out, on standard output)
     #[arg(long, global = true)]
     pub json: bool,
 

@@ -7,12 +7,16 @@ use std::{
     sync::Arc,
 };
 
-use vramstream::topology::{Checks, DEFAULT_ROOT};
+use vramstream::{
+    system::System,
+    topology::{Checks, DEFAULT_ROOT},
+};
 
 use super::{Format, Options, Place, args, places};
 use crate::{
     absorb::{self, Absorbed, ShardStat},
     capture::{self, Output},
+    doctor::{self, Surroundings},
     error::{Error, Result},
     extract::{self, Extraction},
     format::{FileName, ImageEnd, Manifest, Prologue},
@@ -51,6 +55,7 @@ pub(super) fn capture(options: Options, progress: &Progress) -> Result<()> {
             external_files: places::external(&options)?,
             compression: options.compress.into(),
             memory_bytes: options.memory.0,
+            driver: Arc::clone(System::from_env().driver()),
         },
         output,
         &signals,
@@ -114,6 +119,7 @@ fn serve_from(origin: &mut dyn Origin, options: &Options, progress: &Progress) -
             clients: options.criu_clients,
             external_files,
             ports: options.tcp_listen_remap.clone().unwrap_or_default(),
+            driver: Arc::clone(System::from_env().driver()),
         },
         files,
         &signals,
@@ -208,6 +214,19 @@ pub(super) fn plan(arguments: args::Plan, options: &Options) -> Result<()> {
     match report.restorable {
         true => Ok(()),
         false => Err(Error::NotRestorable(from.display().to_string())),
+    }
+}
+
+pub(super) fn doctor(arguments: args::Doctor, options: &Options) -> Result<()> {
+    let report = doctor::examine(&Surroundings::here(arguments.criu, arguments.libdir));
+    if options.json {
+        println!("{}", serde_json::to_string(&report).unwrap_or_default());
+    } else if !options.quiet {
+        print!("{report}");
+    }
+    match report.problems {
+        0 => Ok(()),
+        problems => Err(Error::NotReady(problems)),
     }
 }
 

@@ -22,10 +22,12 @@ mod args;
 mod bench;
 mod commands;
 mod descriptors;
+mod generate;
 mod places;
 
 pub use args::{Cli, Command, Compress, Format, Options, Place};
 pub use bench::Bench;
+pub use generate::Generate;
 
 use crate::{
     commit_gate,
@@ -62,6 +64,9 @@ fn exit(name: &str, outcome: Result<()>) -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<()> {
+    if let Command::Generate(what) = cli.command {
+        return generate::generate(what);
+    }
     let command = match &cli.command {
         Command::Capture => "capture",
         Command::Serve => "serve",
@@ -70,8 +75,10 @@ fn run(cli: Cli) -> Result<()> {
         Command::Verify(_) => "verify",
         Command::Inspect(_) => "inspect",
         Command::Plan(_) => "plan",
+        Command::Doctor(_) => "doctor",
         Command::Selftest => "selftest",
         Command::Bench(_) => "bench",
+        Command::Generate(_) => "generate",
         Command::CommitGate => return commit_gate(cli.options.images_dir.as_deref()),
     };
     refuse_misplaced(command, &cli.options)?;
@@ -87,9 +94,10 @@ fn run(cli: Cli) -> Result<()> {
         Command::Verify(source) => commands::verify(source.image, cli.options, &progress),
         Command::Inspect(source) => commands::inspect(source.image, cli.options, &progress),
         Command::Plan(plan) => commands::plan(plan, &cli.options),
+        Command::Doctor(doctor) => commands::doctor(doctor, &cli.options),
         Command::Selftest => commands::selftest(&cli.options),
         Command::Bench(what) => bench::bench(&what, &cli.options),
-        Command::CommitGate => Ok(()),
+        Command::CommitGate | Command::Generate(_) => Ok(()),
     };
     if let Err(error) = &outcome {
         progress.failed(&error.report().to_string());

@@ -3,9 +3,12 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::{
-        fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
-        net::{UnixListener, UnixStream},
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
+            net::{UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
 };
@@ -13,7 +16,9 @@ use std::{
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
-    sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
+    sys::socket::{
+        AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect, listen, socket,
+    },
 };
 
 use crate::error::{Error, Result};
@@ -36,6 +41,15 @@ impl Listener {
     /// Listens at `dir/name`, for this user only. The directory is made if it is missing. A socket
     /// that nobody listens on any more is replaced; one that is in use is an error.
     pub fn bind(dir: &Path, name: &str) -> Result<Self> {
+        Listener::bind_as(dir, name, SockType::Stream)
+    }
+
+    /// The same for a socket of records.
+    pub fn bind_records(dir: &Path, name: &str) -> Result<Self> {
+        Listener::bind_as(dir, name, SockType::SeqPacket)
+    }
+
+    fn bind_as(dir: &Path, name: &str, kind: SockType) -> Result<Self> {
         let path = dir.join(name);
         let failed =
             |error: io::Error| Error::io(|| format!("listen at {}", path.display()))(error);
@@ -64,10 +78,16 @@ impl Listener {
             }
             Ok(_) => fs::remove_file(&path).map_err(failed)?,
         }
-        let listener = UnixListener::bind(&path).map_err(failed)?;
-        let listener = Listener { listener, path };
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let made =
+            socket(AddressFamily::Unix, kind, flags, None).map_err(|errno| failed(errno.into()))?;
+        UnixAddr::new(&path)
+            .and_then(|address| bind(made.as_raw_fd(), &address))
+            .map_err(|errno| failed(errno.into()))?;
+        let listener = Listener { listener: made.into(), path };
+        // Nobody can connect before it is listened at.
         fs::set_permissions(&listener.path, fs::Permissions::from_mode(0o600))
-            .and_then(|()| listener.listener.set_nonblocking(true))
+            .and_then(|()| Ok(listen(&listener.listener, Backlog::MAXALLOWABLE)?))
             .map_err(|error| {
                 Error::io(|| format!("listen at {}", listener.path.display()))(error)
             })?;
@@ -118,7 +138,7 @@ impl Drop for Listener {
 /// refuses that connection in either case, with another answer, and the listener sees nothing.
 fn in_use(path: &Path) -> io::Result<bool> {
     let probe = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-    match connect(std::os::fd::AsRawFd::as_raw_fd(&probe), &UnixAddr::new(path)?) {
+    match connect(probe.as_raw_fd(), &UnixAddr::new(path)?) {
         Err(Errno::ECONNREFUSED) => Ok(false),
         Err(Errno::EPROTOTYPE) | Ok(()) => Ok(true),
         Err(error) => Err(error.into()),

@@ -7,7 +7,7 @@ use vramstream::stage::{self, Crc32, ZeroChecksums};
 use super::{Located, SeekableImage, Shard};
 use crate::{
     error::{Error, Result},
-    format::{Codec, FormatError, Header},
+    format::{ChunkHeader, Codec, FormatError, Header, index::ChunkRecord},
 };
 
 /// Memory to read chunks into; grows to the largest chunk and is used again and again.
@@ -36,40 +36,74 @@ impl SeekableImage {
         chunk: &Located,
         scratch: &'a mut Scratch,
     ) -> Result<ChunkBytes<'a>> {
-        let Located { shard, record } = chunk;
-        let shard = self.shards.get(*shard as usize).ok_or_else(|| {
-            Error::Usage(format!("the image has no shard {shard}: a chunk of another image"))
-        })?;
-        let header = &record.header;
+        let Located { record, .. } = chunk;
+        let (shard, header) = (self.shard_of(chunk)?, &record.header);
         let Scratch { frame, raw, zeros } = scratch;
-        let damaged = || Error::Payload {
-            shard: shard.name.clone(),
-            file: self.name(header.file),
-            offset: header.offset,
-        };
-        let head_len = usize::try_from(record.frame_len).unwrap_or(usize::MAX);
-        let payload_at = head_len + header.pad as usize;
+        let (head_len, payload_at) = head_of(record);
         let frame = sized(frame, payload_at + header.stored_len as usize);
         shard.file.read_exact_at(frame, record.frame_at).map_err(shard.io(record.frame_at))?;
         let (head, payload) = frame.split_at(payload_at);
         shard.check_head(head, head_len, record)?;
         if header.codec == Codec::Zero {
             let matches = zeros.of(header.raw_len) == header.crc;
-            return matches.then_some(ChunkBytes::Zeros(header.raw_len.into())).ok_or_else(damaged);
+            let zeros = ChunkBytes::Zeros(header.raw_len.into());
+            return matches.then_some(zeros).ok_or_else(|| self.damaged(shard, header));
         }
         let bytes = if header.codec == Codec::Lz4 {
             let raw = sized(raw, header.raw_len as usize);
             if !stage::decompress_lz4(payload, raw) {
-                return Err(damaged());
+                return Err(self.damaged(shard, header));
             }
             raw
         } else {
             payload
         };
         if Crc32::of(bytes).value != header.crc {
-            return Err(damaged());
+            return Err(self.damaged(shard, header));
         }
         Ok(ChunkBytes::Bytes(bytes))
+    }
+
+    /// The same for a chunk that has bytes, into memory of the caller's, which is as long as they are.
+    /// Where they are stored raw they are read there and nowhere else.
+    pub fn read_chunk_into(
+        &self,
+        chunk: &Located,
+        scratch: &mut Scratch,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let Located { record, .. } = chunk;
+        let (shard, header) = (self.shard_of(chunk)?, &record.header);
+        let (head_len, payload_at) = head_of(record);
+        let is_raw = header.codec == Codec::Raw;
+        let in_frame = if is_raw { 0 } else { header.stored_len as usize };
+        let frame = sized(&mut scratch.frame, payload_at + in_frame);
+        shard.file.read_exact_at(frame, record.frame_at).map_err(shard.io(record.frame_at))?;
+        let (head, payload) = frame.split_at(payload_at);
+        shard.check_head(head, head_len, record)?;
+        if is_raw {
+            let at = record.frame_at + payload_at as u64;
+            shard.file.read_exact_at(out, at).map_err(shard.io(at))?;
+        } else if header.codec == Codec::Zero || !stage::decompress_lz4(payload, out) {
+            return Err(self.damaged(shard, header));
+        }
+        let matches = out.len() == header.raw_len as usize && Crc32::of(out).value == header.crc;
+        if matches { Ok(()) } else { Err(self.damaged(shard, header)) }
+    }
+
+    fn shard_of(&self, chunk: &Located) -> Result<&Shard> {
+        let number = chunk.shard;
+        self.shards.get(number as usize).ok_or_else(|| {
+            Error::Usage(format!("the image has no shard {number}: a chunk of another image"))
+        })
+    }
+
+    fn damaged(&self, shard: &Shard, header: &ChunkHeader) -> Error {
+        Error::Payload {
+            shard: shard.name.clone(),
+            file: self.name(header.file),
+            offset: header.offset,
+        }
     }
 
     fn name(&self, file: u32) -> String {
@@ -81,12 +115,7 @@ impl SeekableImage {
 
 impl Shard {
     /// The frame in the shard is the one that the index means, and its padding is zero.
-    fn check_head(
-        &self,
-        head: &[u8],
-        head_len: usize,
-        record: &crate::format::index::ChunkRecord,
-    ) -> Result<()> {
+    fn check_head(&self, head: &[u8], head_len: usize, record: &ChunkRecord) -> Result<()> {
         let at = record.frame_at;
         let malformed = |what| self.refuse(FormatError::Malformed { what, at });
         let (head, pad) = head.split_at(head_len);
@@ -99,6 +128,12 @@ impl Shard {
         }
         Ok(())
     }
+}
+
+/// How long the head of a frame is, and where its payload begins.
+fn head_of(record: &ChunkRecord) -> (usize, usize) {
+    let head_len = usize::try_from(record.frame_len).unwrap_or(usize::MAX);
+    (head_len, head_len.saturating_add(record.header.pad as usize))
 }
 
 /// The first `len` bytes of a buffer that only ever grows.

@@ -22,6 +22,19 @@ pub enum Step {
     End,
 }
 
+/// What [`Pieces::take`] has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Took {
+    /// So many bytes, at least one.
+    Bytes(usize),
+    /// So many zeros, which were not written anywhere.
+    Zeros(u64),
+    /// So many bytes, for which there is no room: nothing was taken.
+    Larger(usize),
+    /// There is no more.
+    End,
+}
+
 /// A file being read.
 pub trait Pieces: Send {
     /// Its size.
@@ -30,6 +43,9 @@ pub trait Pieces: Send {
     /// Gives the next piece to a pipe. An error of the pipe itself is told apart by
     /// [`PipeOut::is_closed`].
     fn give(&mut self, pipe: &mut PipeOut) -> Result<Step>;
+
+    /// Takes the next piece into memory of the caller's, with no other copy where that can be.
+    fn take(&mut self, out: &mut [u8]) -> Result<Took>;
 
     /// Reads all of it.
     fn read_all(&mut self, out: &mut Vec<u8>) -> Result<()>;

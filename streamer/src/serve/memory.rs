@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use vramstream::stage;
 
-use super::{ImageFiles, Pieces, PipeOut, Step};
+use super::{ImageFiles, Pieces, PipeOut, Step, Took};
 use crate::{
     error::{Error, Result},
     format::FileName,
@@ -95,6 +95,15 @@ impl Pieces for Shared {
         Ok(if self.next == self.pieces.len() { Step::End } else { Step::More })
     }
 
+    fn take(&mut self, out: &mut [u8]) -> Result<Took> {
+        let Some(piece) = self.pieces.get(self.next) else { return Ok(Took::End) };
+        let took = take(piece, out)?;
+        if !matches!(took, Took::Larger(_)) {
+            self.next += 1;
+        }
+        Ok(took)
+    }
+
     fn read_all(&mut self, out: &mut Vec<u8>) -> Result<()> {
         self.pieces.iter().try_for_each(|piece| append(piece, out))
     }
@@ -137,6 +146,17 @@ impl Pieces for Leaving {
         Ok(if self.left.is_empty() { Step::End } else { Step::More })
     }
 
+    fn take(&mut self, out: &mut [u8]) -> Result<Took> {
+        let Some(piece) = self.left.front() else { return Ok(Took::End) };
+        let took = take(piece, out)?;
+        if !matches!(took, Took::Larger(_)) {
+            self.left.pop_front();
+            // It has left, so the file cannot be read again.
+            self.whole = false;
+        }
+        Ok(took)
+    }
+
     fn read_all(&mut self, out: &mut Vec<u8>) -> Result<()> {
         self.left.iter().try_for_each(|piece| append(piece, out))
     }
@@ -165,6 +185,22 @@ fn give(piece: &Piece, pipe: &mut PipeOut, raw: &mut Vec<u8>) -> Result<()> {
     }
 }
 
+fn take(piece: &Piece, out: &mut [u8]) -> Result<Took> {
+    let len = piece.raw_len as usize;
+    let (stored, is_raw) = match &piece.content {
+        Content::Zero => return Ok(Took::Zeros(piece.raw_len.into())),
+        Content::Raw(bytes) => (bytes, true),
+        Content::Lz4(stored) => (stored, false),
+    };
+    let Some(out) = out.get_mut(..len) else { return Ok(Took::Larger(len)) };
+    match is_raw {
+        true => out.copy_from_slice(stored),
+        false if stage::decompress_lz4(stored, out) => {}
+        false => return Err(changed()),
+    }
+    Ok(Took::Bytes(len))
+}
+
 fn append(piece: &Piece, out: &mut Vec<u8>) -> Result<()> {
     match &piece.content {
         Content::Raw(bytes) => out.extend_from_slice(bytes),
@@ -183,8 +219,12 @@ fn decompress(stored: &[u8], raw_len: u32, raw: &mut Vec<u8>) -> Result<()> {
     if stage::decompress_lz4(stored, raw) {
         return Ok(());
     }
-    // It was decompressed once, to check it.
-    Err(Error::Faulty("a chunk in memory has changed since it was checked"))
+    Err(changed())
+}
+
+/// It was decompressed once, to check it.
+fn changed() -> Error {
+    Error::Faulty("a chunk in memory has changed since it was checked")
 }
 
 /// Files of which one is another.

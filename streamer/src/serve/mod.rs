@@ -10,6 +10,15 @@
 //! image larger than the limit of [`MemoryFiles::new`] leaves memory while CRIU takes it. "Absent" is said
 //! only of images that were never captured.
 //!
+//! # GPUs
+//!
+//! A CRIU plugin can [hand over](vramstream::handoff) where the contents of a process's GPUs go, for
+//! several processes at once. Each GPU has a thread that reads its file of the image and a worker that
+//! writes it to the BOs, through a ring that is made when the first plugin comes and is as large as the
+//! plugin's `KFD_MAX_BUFFER_SIZE`, or ours, says. The plugin hears that it is done when everything is in
+//! the BOs and was found to be what was dumped. A file that was handed over counts as read. When
+//! something is wrong with it the restore fails, as below: the BOs may have a part of it by then.
+//!
 //! # When something is wrong
 //!
 //! Whatever can be checked is checked before CRIU can connect. From a seekable source that is the
@@ -19,24 +28,29 @@
 
 use std::{collections::HashMap, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 
+use vramstream::device::Driver;
+
 use crate::{
     criu::{Connection, Listener, Request, SERVE_SOCKET},
     error::{Error, Result},
     fault::Fault,
     format::FileName,
+    plugins::Plugins,
     poller::Poller,
     progress::Progress,
     signals::Signals,
 };
 
 mod files;
+mod gpus;
 mod memory;
 mod pipe_out;
 mod remap;
 mod seekable;
 mod sender;
 
-pub use files::{ImageFiles, Pieces, Step, WHOLE_BYTES};
+pub use files::{ImageFiles, Pieces, Step, Took, WHOLE_BYTES};
+use gpus::Restores;
 pub use memory::MemoryFiles;
 pub use pipe_out::PipeOut;
 pub use remap::{PortMap, remap_files_img};
@@ -54,6 +68,8 @@ pub struct Options {
     pub external_files: Vec<(FileName, OwnedFd)>,
     /// Listening ports to change in files.img.
     pub ports: PortMap,
+    /// Who answers for the GPUs whose contents are asked for.
+    pub driver: Arc<dyn Driver>,
 }
 
 /// How long images that are being read may go without a byte after all clients have gone.
@@ -68,6 +84,8 @@ const FILES_IMG: &str = "files.img";
 const SIGNALS: u64 = 0;
 const LISTENER: u64 = 1;
 const ALARM: u64 = 2;
+const PLUGINS: u64 = 3;
+const JOBS: u64 = 4;
 const FIRST_CLIENT: u64 = 16;
 
 /// Serves until every client has come and gone. Tells `progress` when CRIU can connect.
@@ -86,11 +104,16 @@ pub fn serve(
         })?;
         senders.send_to_the_end(name, pieces, pipe)?;
     }
+    // Before CRIU can connect: its plugin looks for this one once.
+    let plugins = Plugins::bind(&options.images_dir, &options.driver)?;
+    let restores = Arc::new(Restores::new(&files, &fault, &options.driver, progress));
     let listener = Listener::bind(&options.images_dir, SERVE_SOCKET)?;
     let mut server = Server {
         poller: Poller::new()?,
         files,
         senders,
+        plugins,
+        restores,
         clients: HashMap::new(),
         awaited: options.clients,
         next_client: FIRST_CLIENT,
@@ -98,14 +121,25 @@ pub fn serve(
     server.poller.add(signals, SIGNALS)?;
     server.poller.add(&listener, LISTENER)?;
     server.poller.add(fault.alarm(), ALARM)?;
+    server.poller.add(server.plugins.listener(), PLUGINS)?;
+    server.poller.add(server.plugins.ended(), JOBS)?;
     progress.line("socket-init");
-    server.run(listener, signals, &fault)
+    let served = server.run(listener, signals, &fault);
+    if let Err(error) = &served {
+        server.plugins.fail(&error.report().to_string());
+        // CRIU's connections and pipes close here.
+        server.clients.clear();
+        server.plugins.settle();
+    }
+    served
 }
 
 struct Server {
     poller: Poller,
     files: Arc<dyn ImageFiles>,
     senders: Senders,
+    plugins: Plugins,
+    restores: Arc<Restores>,
     clients: HashMap<u64, Client>,
     /// Clients that have not come yet.
     awaited: u32,
@@ -123,12 +157,14 @@ struct Client {
 impl Server {
     fn run(&mut self, listener: Listener, signals: &Signals, fault: &Fault) -> Result<()> {
         let mut listener = Some(listener);
-        while self.awaited > 0 || !self.clients.is_empty() {
+        while self.awaited > 0 || !self.clients.is_empty() || self.plugins.are_busy() {
             for n in 0..self.poller.wait(CHECK)? {
                 let Some(event) = self.poller.ready(n) else { break };
                 match event {
                     SIGNALS => signals.check()?,
                     ALARM => fault.check()?,
+                    PLUGINS => self.plugins.accept(&self.restores)?,
+                    JOBS => self.plugins.seen(),
                     LISTENER => self.accept(&mut listener)?,
                     client => self.client(client)?,
                 }

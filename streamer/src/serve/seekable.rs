@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{ImageFiles, Pieces, PipeOut, Step, WHOLE_BYTES};
+use super::{ImageFiles, Pieces, PipeOut, Step, Took, WHOLE_BYTES};
 use crate::{
     error::Result,
-    format::FileName,
+    format::{Codec, FileName},
     seekable::{ChunkBytes, Located, Scratch, SeekableImage},
 };
 
@@ -67,6 +67,25 @@ impl Pieces for Reading {
         }
         self.offset = chunk.record.header.end();
         Ok(if self.offset < self.size { Step::More } else { Step::End })
+    }
+
+    fn take(&mut self, out: &mut [u8]) -> Result<Took> {
+        let Some(chunk) = self.next() else { return Ok(Took::End) };
+        let header = chunk.record.header;
+        let len = header.raw_len as usize;
+        let took = match header.codec {
+            Codec::Zero => match self.image.read_chunk(&chunk, &mut self.scratch)? {
+                ChunkBytes::Zeros(len) => Took::Zeros(len),
+                ChunkBytes::Bytes(_) => Took::Zeros(header.raw_len.into()),
+            },
+            Codec::Raw | Codec::Lz4 => {
+                let Some(out) = out.get_mut(..len) else { return Ok(Took::Larger(len)) };
+                self.image.read_chunk_into(&chunk, &mut self.scratch, out)?;
+                Took::Bytes(len)
+            }
+        };
+        self.offset = header.end();
+        Ok(took)
     }
 
     fn read_all(&mut self, out: &mut Vec<u8>) -> Result<()> {

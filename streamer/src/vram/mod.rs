@@ -31,6 +31,6 @@ pub use sink::VramSink;
 pub use transfer::{Moved, Options, dump, restore};
 
 /// Bytes of the size in front of the contents.
-const SIZE_LEN: usize = size_of::<u64>();
+pub(crate) const SIZE_LEN: usize = size_of::<u64>();
 /// The same, as a place in a file.
 pub const SIZE_BYTES: u64 = SIZE_LEN as u64;

@@ -3,10 +3,9 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
-use crossbeam_channel::{SendTimeoutError, Sender};
+use crossbeam_channel::Sender;
 use vramstream::{
     gpu::{Watch, Write},
     ring::{Chunk, Ring},
@@ -18,9 +17,6 @@ use crate::{
     error::{Error, Result},
     format::{ChunkHeader, Codec, FileName, ImageError},
 };
-
-/// How often a wait looks up whether there is still a reason to wait.
-const LOOK_UP: Duration = Duration::from_millis(50);
 
 /// Takes an image whose files are GPU contents, and nothing else.
 #[derive(Debug)]
@@ -90,12 +86,7 @@ impl VramSink {
     }
 
     fn take(&self) -> Result<Chunk> {
-        loop {
-            self.go_on()?;
-            if let Some(chunk) = self.ring.take(LOOK_UP) {
-                return Ok(chunk);
-            }
-        }
+        self.watch.take(&self.ring).ok_or(Error::GivenUp)
     }
 }
 
@@ -203,22 +194,13 @@ impl VramLane {
         Ok(len)
     }
 
-    fn send(&mut self, gpu: usize, mut write: Write) -> Result<()> {
+    fn send(&mut self, gpu: usize, write: Write) -> Result<()> {
         if !self.senders.contains_key(&gpu) {
             let sender = lock(&self.sink.gpus[gpu].writes).clone().ok_or(Error::GivenUp)?;
             self.senders.insert(gpu, sender);
         }
-        let Some(sender) = self.senders.get(&gpu) else { return Err(Error::GivenUp) };
-        loop {
-            match sender.send_timeout(write, LOOK_UP) {
-                Ok(()) => return Ok(()),
-                Err(SendTimeoutError::Timeout(back)) => {
-                    self.sink.go_on()?;
-                    write = back;
-                }
-                Err(SendTimeoutError::Disconnected(_)) => return Err(Error::GivenUp),
-            }
-        }
+        let sender = self.senders.get(&gpu).ok_or(Error::GivenUp)?;
+        self.sink.watch.send(sender, write).ok_or(Error::GivenUp)
     }
 }
 

@@ -33,7 +33,7 @@ use vramstream::{
     abi::kfd::flags,
     device::{
         SocketDriver,
-        sim::{AppBo, BoPlan, Program, ProgramPlan},
+        sim::{AppBo, BoPlan, Machine, Program, ProgramPlan},
     },
     ring::ByteSize,
 };
@@ -110,7 +110,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         for file in files {
             println!("file {} {}", file.as_fd().as_raw_fd(), file.path().display());
         }
-        mappings(&program);
+        mappings(&program, &machine);
         println!("ready");
         io::stdin().read_to_end(&mut Vec::new())?;
     } else {
@@ -122,7 +122,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             nodes.push(open_node(node)?);
         }
         keep(&options.dir, &fds)?;
-        mappings(&program);
+        mappings(&program, &machine);
         drop(files);
         drop(program);
         for (node, path) in nodes.iter().zip(&options.stand_in) {
@@ -134,17 +134,15 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn mappings(program: &Program) {
+fn mappings(program: &Program, machine: &Machine) {
     let print = |path: &Path, bo: &AppBo| {
         println!("vma {} {} {} {}", path.display(), bo.va, bo.size, bo.mmap_offset);
     };
-    let renders: Vec<_> = program.renders().map(|render| render.path().to_owned()).collect();
     let visible = program.bos().iter().filter(|bo| bo.memory.is_some());
     for bo in visible {
         let registers = bo.flags & (flags::DOORBELL | flags::MMIO_REMAP) != 0;
         let path = if registers { Some(program.kfd().path()) } else { None };
-        let path = path.or_else(|| renders.get(bo.gpu).map(PathBuf::as_path));
-        print(path.unwrap_or(Path::new("?")), bo);
+        print(path.unwrap_or(&machine.gpus[bo.gpu].render_node()), bo);
     }
     for bo in program.runtime_bos().iter().filter(|bo| bo.flags & flags::DOORBELL != 0) {
         print(program.kfd().path(), bo);

@@ -12,7 +12,7 @@
 //! | `forget` | the same lines, of mistakes alone, and then they are forgotten |
 //! | `calls` | a line for each request that was called: name, times |
 //! | `resumed PID MILLISECONDS` | true if the work that RESUME began is done, or false |
-//! | `hide PID GPU` | nothing; the process does not see the GPU, if it has not opened `/dev/kfd` yet |
+//! | `hide PID GPU` | nothing; the process (0: any) does not see the GPU, if it has not opened `/dev/kfd` yet |
 //! | `connections` | how many open files there are |
 //! | `plan FAULT` | the number of the fault |
 //! | `hits NUMBER`, `release NUMBER` | how often it struck |

@@ -6,6 +6,7 @@ use std::{
     ops::Deref,
     path::{Path, PathBuf},
     process::{ChildStdin, Command, ExitStatus, Stdio},
+    time::Duration,
 };
 
 use super::{Process, Run};
@@ -13,6 +14,9 @@ use crate::{
     deadline::Deadline,
     machine::{SimulatedMachine, program},
 };
+
+/// How long a dump or a restore may take before it counts as hung.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Which CRIU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,7 +258,7 @@ impl Criu {
         let mut child = command.spawn()?;
         let input = child.stdin.take();
         let status: io::Result<ExitStatus> =
-            Deadline::step().until("the end of CRIU", || child.try_wait());
+            Deadline::after(PATIENCE).until("the end of CRIU", || child.try_wait());
         let status = status.inspect_err(|_| {
             let _ = child.kill();
         })?;
@@ -262,7 +266,10 @@ impl Criu {
             BufReader::new(fs::File::open(path("stdout"))?).lines().collect();
         let text = |name: &str| fs::read(path(name)).map(|b| String::from_utf8_lossy(&b).into());
         let log: String = text("log").unwrap_or_default();
-        Ok((Run { status, lines: lines?, log: Run::parse_log(&log), stderr: text("stderr")? }, input))
+        Ok((
+            Run { status, lines: lines?, log: Run::parse_log(&log), stderr: text("stderr")? },
+            input,
+        ))
     }
 
     fn tasks(&self, run: &Run) -> io::Result<Vec<Task>> {
@@ -313,7 +320,6 @@ pub fn plugin() -> io::Result<PathBuf> {
     }
     let own = env::current_exe()?;
     let mut near = own.ancestors().skip(1).take(2).map(|dir| dir.join("libvramstream.so"));
-    near.find(|path| path.is_file()).ok_or_else(|| {
-        io::Error::other(format!("no libvramstream.so near {}", own.display()))
-    })
+    near.find(|path| path.is_file())
+        .ok_or_else(|| io::Error::other(format!("no libvramstream.so near {}", own.display())))
 }

@@ -5,6 +5,7 @@
 //! | [`app`] | an application on a simulated machine |
 //! | [`criu`] | a CRIU that is played (`criu-host-*`): which one, with what |
 //! | [`run`] | what it did |
+//! | [`stock`] | an image streamer that knows nothing of GPUs |
 //!
 //! A test has a machine ([`crate::machine`]), an application on it, and a CRIU:
 //!
@@ -25,12 +26,14 @@
 pub mod app;
 pub mod criu;
 pub mod run;
+pub mod stock;
 
 use std::io;
 
 pub use app::{App, Process};
 pub use criu::{Criu, Flavour, Restored, Task, plugin};
 pub use run::Run;
+pub use stock::StockStreamer;
 
 use crate::machine::{BoState, SimulatedMachine};
 

@@ -56,6 +56,11 @@ impl Criu {
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
     }
 
+    /// The program.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     fn command(&self, words: &[&str], images: &Path, log: &str) -> Result<Command> {
         let mut command = Command::new(&self.path);
         command.args(words).args(["--stream", "-v4", "-o", log]).arg("-D").arg(images);

@@ -23,6 +23,7 @@ use vramstream_tests::real::workload::{Kind, Workload};
 use vramstream_tests::real::{Result, wait_for};
 
 mod broken_dumps;
+mod plugin;
 
 const WORKLOAD: &str = env!("CARGO_BIN_EXE_vramstream-workload");
 const MIB: u64 = 1 << 20;

@@ -247,7 +247,7 @@ impl SimHost {
         self.hide_gpu_from(process.pid(), gpu);
     }
 
-    /// The same by the number of the process.
+    /// The same by the number of the process; 0 is for all processes.
     pub fn hide_gpu_from(&self, pid: u32, gpu: usize) {
         self.state().kfd.hidden.insert((pid, gpu));
     }

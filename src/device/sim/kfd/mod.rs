@@ -58,6 +58,9 @@ pub use scribble::Scribble;
 /// for it.
 const ENOTSUPP: i32 = 524;
 
+/// No process has this number.
+const EVERYBODY: u32 = 0;
+
 /// The KFD processes.
 #[derive(Debug, Default)]
 pub(super) struct KfdState {
@@ -111,7 +114,9 @@ pub(super) fn open(host: &SimHost, pid: u32) -> nix::Result<(FileId, OwnedFd)> {
     let kfd = &mut state.kfd;
     let hidden = &kfd.hidden;
     let process = kfd.processes.entry(pid).or_insert_with(|| {
-        KfdProcess::new((0..).zip(host.gpu_ids()).filter(|&(gpu, _)| !hidden.contains(&(pid, gpu))))
+        let hides = |pid, gpu| hidden.contains(&(pid, gpu));
+        let seen = |gpu| !hides(pid, gpu) && !hides(EVERYBODY, gpu);
+        KfdProcess::new((0..).zip(host.gpu_ids()).filter(|&(gpu, _)| seen(gpu)))
     });
     process.opens += 1;
     Ok(opened)

@@ -177,14 +177,15 @@ impl BoRecord {
 
 /// Makes all BOs, writes what the caller is to know of them, and then gives it descriptors.
 fn bos(io: &mut Io<'_, '_>, args: &CriuArgs, data: &mut Private) -> nix::Result<()> {
-    if args.num_bos == 0 {
-        return Ok(());
-    }
     let release = io.release();
     if !data.has(args.num_bos, bo_record_size(release)) {
         return Err(Errno::EINVAL);
     }
+    // Without BOs too: RESUME is for every process that was restored.
     io.host.state().kfd.process(io.pid)?.blocked = true;
+    if args.num_bos == 0 {
+        return Ok(());
+    }
     let mut buckets: Vec<CriuBoBucket> = read_array(io, args.bos, args.num_bos)?;
     let mut descriptors = Vec::new();
     for (number, bucket) in buckets.iter_mut().enumerate() {

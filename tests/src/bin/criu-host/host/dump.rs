@@ -182,7 +182,7 @@ impl Dump {
 
     /// The mappings of all tasks, before any file.
     fn mappings(&self, plugins: &Plugins) -> Result<()> {
-        for vma in &self.vma {
+        for vma in self.vma.iter().filter(|vma| vma.path != super::task::OTHER) {
             let ret = handle_vma(plugins, number(&vma.path)?);
             say(&format!("HANDLE_DEVICE_VMA {} = {ret}", vma.path));
             if ret < 0 {

@@ -68,7 +68,7 @@ extern "C" fn print_on_level(level: c_uint, format: *const c_char, first: *const
 pub(super) fn message(level: u32, text: &str) {
     let host = host();
     let line = format!("{level} {} {}\n", std::process::id(), text.trim_end().replace('\n', "\\n"));
-    let _ = (&host.log).write_all(line.as_bytes());
+    service::write_log(line.as_bytes());
     if level <= host.log_level {
         let _ = std::io::stderr().lock().write_all(text.as_bytes());
     }
@@ -117,7 +117,9 @@ extern "C" fn read_fd_link(fd: c_int, buffer: *mut c_char, size: usize) -> c_int
     // SAFETY: the caller says that there is room for `size` bytes.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), len) };
     // SAFETY: as above, and `len` is less than `size`.
-    unsafe { buffer.add(len).write(0) };
+    let end = unsafe { buffer.add(len) };
+    // SAFETY: as above.
+    unsafe { end.write(0) };
     c_int::try_from(len).unwrap_or(-1)
 }
 

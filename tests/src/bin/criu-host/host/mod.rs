@@ -60,6 +60,7 @@ macro_rules! plugin_ctl {
 pub(crate) use plugin_ctl;
 
 /// The functions of a CRIU that has a list of plugins in the inventory.
+#[allow(unused_macros)] // not in every flavour
 macro_rules! inventory {
     () => {
         #[unsafe(no_mangle)]
@@ -133,7 +134,6 @@ struct Host {
     stage: Stage,
     stream: bool,
     log_level: u32,
-    log: File,
     /// The names in the inventory. `None`: an image of before there was a list.
     inventory: Mutex<Option<Vec<String>>>,
     /// Where this process is in its life: what may be called.
@@ -207,7 +207,6 @@ impl Common {
             stage,
             stream: self.stream,
             log_level: self.log_level,
-            log,
             inventory: Mutex::new(Some(Vec::new())),
             pending: Mutex::new(None),
             shared: service::Shared::new()?,
@@ -215,6 +214,8 @@ impl Common {
         };
         HOST.set(host).map_err(|_| "twice")?;
         exports::set_run_id();
+        service::prepare()?;
+        service::install(service::LOG, log.into())?;
         service::install(service::IMG, OwnedFd::from(File::open(&self.images)?))?;
         if self.stream {
             service::connect_streamer(&self.images, stage)?;

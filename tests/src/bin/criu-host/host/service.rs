@@ -21,9 +21,12 @@ use nix::{
     cmsg_space,
     errno::Errno,
     libc,
-    sys::socket::{
-        AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-        bind, connect, getsockname, recvmsg, sendmsg, socket,
+    sys::{
+        resource::{Resource, getrlimit, setrlimit},
+        socket::{
+            AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
+            UnixAddr, bind, connect, getsockname, recvmsg, sendmsg, socket,
+        },
     },
 };
 use vramstream_tests::fake_criu::wire::{
@@ -33,6 +36,8 @@ use vramstream_tests::fake_criu::wire::{
 
 use super::{Result, Stage, bug, host, say};
 
+/// The log.
+pub(super) const LOG: i32 = 1;
 /// The images directory.
 pub(super) const IMG: i32 = 2;
 /// The connection to the image streamer.
@@ -44,31 +49,46 @@ pub(super) const FDSTORE: i32 = 15;
 /// One more than the last.
 pub(super) const MAX: i32 = 16;
 
-/// Their numbers begin here.
-const BASE: RawFd = 1000;
+/// As many descriptors a process has at most here, if it may.
+const MOST: u64 = 1 << 16;
+
+/// Where their numbers begin: at the end of the table.
+static BASE: AtomicI32 = AtomicI32::new(0);
+
+/// Takes the end of the table.
+pub(super) fn prepare() -> Result<()> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most.min(MOST), most)?;
+    BASE.store(i32::try_from(most.min(MOST))? - 2 * MAX, Ordering::Relaxed);
+    Ok(())
+}
+
+fn base() -> RawFd {
+    BASE.load(Ordering::Relaxed)
+}
 
 /// Makes a descriptor a service.
 pub(super) fn install(kind: i32, fd: OwnedFd) -> nix::Result<()> {
     // SAFETY: nothing of this program has numbers this high.
-    Errno::result(unsafe { libc::dup3(fd.as_raw_fd(), BASE + kind, libc::O_CLOEXEC) })?;
+    Errno::result(unsafe { libc::dup3(fd.as_raw_fd(), base() + kind, libc::O_CLOEXEC) })?;
     Ok(())
 }
 
 /// Ends a service.
 pub(super) fn uninstall(kind: i32) {
     // SAFETY: the number belongs to this module.
-    unsafe { libc::close(BASE + kind) };
+    unsafe { libc::close(base() + kind) };
 }
 
 /// The descriptor of a service, or -1.
 pub(super) fn get(kind: i32) -> RawFd {
     // SAFETY: asks about a number, whatever it is.
-    let there = unsafe { libc::fcntl(BASE + kind, libc::F_GETFD) } >= 0;
-    if there { BASE + kind } else { -1 }
+    let there = unsafe { libc::fcntl(base() + kind, libc::F_GETFD) } >= 0;
+    if there { base() + kind } else { -1 }
 }
 
 pub(super) fn is_service(fd: RawFd) -> bool {
-    (BASE..BASE + MAX).contains(&fd)
+    (base()..base() + MAX).contains(&fd)
 }
 
 /// Memory that all processes of a run share.
@@ -178,16 +198,10 @@ pub(super) fn fetch(id: i32) -> i32 {
     if store < 0 {
         bug("fdstore_get before there is a store");
     }
+    let size = libc::socklen_t::try_from(size_of::<i32>()).unwrap_or(0);
+    let value = (&raw const id).cast();
     // SAFETY: the option is an int, which lives during the call.
-    let set = unsafe {
-        libc::setsockopt(
-            store,
-            libc::SOL_SOCKET,
-            libc::SO_PEEK_OFF,
-            (&raw const id).cast(),
-            size_of::<i32>() as libc::socklen_t,
-        )
-    };
+    let set = unsafe { libc::setsockopt(store, libc::SOL_SOCKET, libc::SO_PEEK_OFF, value, size) };
     if set < 0 {
         return -1;
     }
@@ -223,4 +237,18 @@ pub(super) fn descriptors() -> Result<Vec<(RawFd, String)>> {
 pub(super) fn borrowed(fd: RawFd) -> BorrowedFd<'static> {
     // SAFETY: callers have it open for as long as they use this.
     unsafe { BorrowedFd::borrow_raw(fd) }
+}
+
+/// A descriptor that was opened just now, and given to nobody else.
+pub(super) fn owned(fd: RawFd) -> OwnedFd {
+    // SAFETY: callers say so.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Appends to the log, in one piece.
+pub(super) fn write_log(line: &[u8]) {
+    let fd = get(LOG);
+    if fd >= 0 {
+        let _ = nix::unistd::write(borrowed(fd), line);
+    }
 }

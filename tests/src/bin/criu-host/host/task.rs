@@ -8,19 +8,24 @@ use std::{
     io::Read as _,
     mem,
     num::NonZeroUsize,
-    os::fd::{AsFd as _, OwnedFd, RawFd},
+    os::fd::{AsFd as _, IntoRawFd as _, OwnedFd, RawFd},
     path::Path,
+    sync::Arc,
 };
 
 use nix::{
     errno::Errno,
+    fcntl::{FcntlArg, fcntl},
     libc,
     sys::{
         mman::{MapFlags, ProtFlags, mmap_anonymous},
         socket::{MsgFlags, recv, send},
     },
 };
-use vramstream::{device::{DeviceKind, DeviceMemory}, system::System};
+use vramstream::{
+    device::{DeviceFile, DeviceKind, DeviceMemory},
+    system::System,
+};
 
 use super::{
     Pending, Result, bug, complain, host, locked,
@@ -32,6 +37,10 @@ use super::{
 /// What is in memory that a plugin must not rely on: a bool that is none, a pointer to nothing.
 const GARBAGE: u8 = 0xa5;
 const BAD_POINTER: usize = 0xdead_beef_0bad_f00d;
+/// No task has descriptors from here on.
+const FREE_NUMBERS: RawFd = 600;
+/// The path of a mapping that is no device's: another file that CRIU opens in between.
+pub(super) const OTHER: &str = "other";
 /// From here on mappings count that a plugin has left behind.
 const MUCH: u64 = 1 << 20;
 
@@ -199,54 +208,74 @@ fn restore_file(plugins: &Plugins, id: c_int) -> (c_int, bool) {
     }
 }
 
+/// A run of mappings of one file, which CRIU makes from one descriptor.
+struct Chain {
+    path: String,
+    fd: RawFd,
+    file: Option<Arc<dyn DeviceFile>>,
+    /// What the process has mapped from now on.
+    now: String,
+}
+
 /// UPDATE_VMA_MAP for each mapping, in the order of addresses, and then the mappings.
 fn mappings(plugins: &Plugins, task: &Task) -> Result<Vec<(Vma, DeviceMemory)>> {
     let system = System::from_env();
-    let mut others = Vec::new();
-    let mut planned: Vec<(Vma, RawFd)> = Vec::new();
+    let mut chains: Vec<Chain> = Vec::new();
+    let mut planned = Vec::new();
     for vma in &task.vmas {
+        if vma.path == OTHER {
+            let fd = File::open("/dev/null")?.into_raw_fd();
+            chains.push(Chain { path: OTHER.into(), fd, file: None, now: OTHER.into() });
+            continue;
+        }
         let (ret, offset, fd) = update(plugins, vma);
         say(&format!("UPDATE_VMA_MAP {}:{:#x} = {ret} fd={}", vma.path, vma.address, fd.min(0)));
-        // Whoever takes the next free number now is somebody else.
-        others.push(File::open("/dev/null")?);
         let offset = if ret == 1 { offset } else { vma.offset };
         // A mapping of the same file as the one before is made from that one's descriptor, and what
         // was given for this one is not used, and not closed.
-        let fd = match planned.last() {
-            Some((before, previous)) if before.path == vma.path => *previous,
-            _ if fd >= 0 => fd,
-            _ => -1,
-        };
-        planned.push((Vma { offset, ..vma.clone() }, fd));
+        if chains.last().is_none_or(|chain| chain.path != vma.path) {
+            chains.push(begin(&system, vma, fd)?);
+        }
+        planned.push((Vma { offset, ..vma.clone() }, chains.len() - 1));
     }
-    drop(others);
     let mut done = Vec::new();
-    let mut close = BTreeSet::new();
-    for (mut vma, fd) in planned {
-        let file = if fd >= 0 {
-            close.insert(fd);
-            let copy = service::borrowed(fd).try_clone_to_owned()?;
-            if let Some(DeviceKind::Render { minor }) = system.driver().identify(copy.as_fd())? {
-                // What the process has mapped from now on.
-                vma.path = format!("/dev/dri/renderD{minor}");
-            }
-            system.driver().adopt(copy)
-        } else {
-            // As CRIU does it: the saved path.
-            system.driver().open(Path::new(&vma.path))
-        };
-        let file = file.map_err(|errno| format!("Can't open {}: {errno}", vma.path))?;
+    for (mut vma, chain) in planned {
+        let chain = &chains[chain];
+        vma.path.clone_from(&chain.now);
+        let file = chain.file.as_ref().ok_or("no file")?;
         let memory = file.map(vma.offset, usize::try_from(vma.len)?);
-        let memory = memory
-            .map_err(|errno| format!("Can't map {} at {:#x}: {errno}", vma.path, vma.offset))?;
+        let memory =
+            memory.map_err(|e| format!("Can't map {} at {:#x}: {e}", vma.path, vma.offset))?;
         done.push((vma, memory));
     }
     // The last mapping of a chain closes its descriptor.
-    for fd in close {
-        // SAFETY: it is CRIU's since the plugin has given it away.
-        unsafe { libc::close(fd) };
+    for chain in chains.iter().filter(|chain| chain.fd >= 0) {
+        // SAFETY: it is CRIU's since the plugin has given it away, or was from the start.
+        unsafe { libc::close(chain.fd) };
     }
     Ok(done)
+}
+
+/// From the plugin's descriptor, or else from the saved path.
+fn begin(system: &System, vma: &Vma, fd: RawFd) -> Result<Chain> {
+    let failed = |errno| format!("Can't open {}: {errno}", vma.path);
+    let mut now = vma.path.clone();
+    let file = if fd >= 0 {
+        let copy = out_of_the_way(fd)?;
+        if let Some(DeviceKind::Render { minor }) = system.driver().identify(copy.as_fd())? {
+            now = format!("/dev/dri/renderD{minor}");
+        }
+        system.driver().adopt(copy).map_err(failed)?
+    } else {
+        system.driver().open(Path::new(&vma.path)).map_err(failed)?
+    };
+    Ok(Chain { path: vma.path.clone(), fd, file: Some(file.into()), now })
+}
+
+/// A copy where CRIU would have none: the numbers that are free stay free.
+fn out_of_the_way(fd: RawFd) -> Result<OwnedFd> {
+    let number = fcntl(service::borrowed(fd), FcntlArg::F_DUPFD_CLOEXEC(FREE_NUMBERS))?;
+    Ok(service::owned(number))
 }
 
 fn update(plugins: &Plugins, vma: &Vma) -> (c_int, u64, RawFd) {
