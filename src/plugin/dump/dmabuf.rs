@@ -89,16 +89,23 @@ impl Dump {
             owner.write(&owner_name, &mut bytes)?;
             cx.images().write(&owner_name, &bytes)?;
             cx.say(Level::Info, &format!("{name}: {bo:?}"));
-            self.share(bo);
+            self.share(cx, bo)?;
         }
         Ok(())
     }
 
-    /// Somebody is of a BO.
-    pub(super) fn share(&mut self, bo: BoName) {
-        if let BoName::Kfd { id, bo } = bo {
-            self.shared.bos.entry(id).or_default().insert(bo);
+    /// Somebody is of a BO. What is shared is written when all is known: where CRIU has no hook for
+    /// that, in `exit`, and a streamer has the whole image by then.
+    pub(super) fn share(&mut self, cx: Context<'_>, bo: BoName) -> Result<()> {
+        let BoName::Kfd { id, bo } = bo else { return Ok(()) };
+        if cx.images().are_streamed() && !cx.settings.has_late_hook {
+            return Err(Error::Unsupported(format!(
+                "{}: its BO {bo} is imported by a render node: this CRIU cannot stream that; dump to a directory, or with a CRIU after 4.2",
+                ImageName::Kfd { id }
+            )));
         }
+        self.shared.bos.entry(id).or_default().insert(bo);
+        Ok(())
     }
 
     /// Writes which BOs others are of, once: who restores a process has to keep those for them.

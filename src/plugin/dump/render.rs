@@ -236,7 +236,7 @@ impl Dump {
             };
             owner.bos = gem_contents::dump(cx, of, &wanted.collect::<Vec<_>>())?;
             for &(_, bo) in &render.imports {
-                self.share(bo);
+                self.share(cx, bo)?;
             }
         } else if after_kfd {
             return Ok(());

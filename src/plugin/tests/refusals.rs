@@ -7,10 +7,17 @@ use crate::{abi::amdgpu::create, plugin::FAILED};
 
 /// Dumps an application after something was done to it: all that was said.
 fn refused(change: impl FnOnce(&Place, &App) -> Vec<Box<dyn std::any::Any>>) -> String {
+    refused_by(FakeHost::new, change)
+}
+
+fn refused_by(
+    criu: impl FnOnce(usize, &Path) -> FakeHost,
+    change: impl FnOnce(&Place, &App) -> Vec<Box<dyn std::any::Any>>,
+) -> String {
     let (place, images) = (Place::on(KernelRelease::V7_2), tempfile::tempdir().unwrap());
     let app = App::start(&place);
     let kept = change(&place, &app);
-    let criu = FakeHost::new(12, images.path());
+    let criu = criu(12, images.path());
     assert_eq!(place.dump(&criu, &app, &app.files()), FAILED);
     drop(kept);
     app.end(&place);
@@ -119,4 +126,15 @@ fn a_handle_that_takes_too_long_to_reach() {
         assert_eq!(place.restore(&criu, &[1, 2]).err(), Some(FAILED));
         assert_said(&criu, &["amdgpu-renderD-2.img", &format!("BO {handle}")]);
     }
+}
+
+/// Who else is of a BO is known when all descriptors were seen, and a streamer may be gone by then.
+#[test]
+fn what_is_shared_by_a_criu_that_streams_and_has_no_late_hook() {
+    let said = refused_by(FakeHost::streaming, |_, app| {
+        let shared = app.program.export(&app.program.bos()[0]).unwrap();
+        app.render(0).import(shared.as_fd()).unwrap();
+        Vec::new()
+    });
+    assert_names(&said, &["amdgpu-kfd-1.img", "BO 0", "a CRIU after 4.2"]);
 }
