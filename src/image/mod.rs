@@ -41,8 +41,8 @@ pub use error::ImageError;
 pub use kfd::{KfdBo, KfdImage, NO_HANDLE, SharedMemory};
 pub use name::ImageName;
 pub use owner::{
-    BoName, BoSums, DmabufOwner, RenderOwner, dmabuf_owner_name, owner_name, read_shared,
-    shared_name, write_shared,
+    BoName, BoSums, DmabufOwner, RenderOwner, all_names, dmabuf_owner_name, next_owner_name,
+    owner_name, read_shared, shared_name, write_shared,
 };
 pub use render::{DrmBo, DrmVm, RenderNode};
 pub use sums::{BLOCK_BYTES, BlockSums, GpuSums, Sums, sums_name};

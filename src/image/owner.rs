@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use prost::Message;
 
 use super::{
-    BLOCK_BYTES, ImageError, MOST_BOS,
+    BLOCK_BYTES, ImageError, ImageName, MOST_BOS,
     error::File,
     fields::limit,
     framing,
@@ -21,6 +21,26 @@ use crate::stage::Crc32;
 /// The name of the file that says what a render node is to its process.
 pub fn owner_name(render_id: u32) -> String {
     format!("vramstream-renderD-{render_id}.img")
+}
+
+/// The name of the file that says which process came next after a render node: it may be that one's,
+/// if it is not of the task of the one before.
+pub fn next_owner_name(render_id: u32) -> String {
+    format!("vramstream-next-{render_id}.img")
+}
+
+/// All names of files of one message that are about CRIU's file of this id, whatever that is.
+pub fn all_names(id: u32) -> [String; 8] {
+    [
+        ImageName::Kfd { id }.to_string(),
+        super::sums_name(id),
+        shared_name(id),
+        ImageName::Render { id }.to_string(),
+        owner_name(id),
+        next_owner_name(id),
+        ImageName::Dmabuf { id }.to_string(),
+        dmabuf_owner_name(id),
+    ]
 }
 
 /// The name of the file that says whose BO a dma-buf is.

@@ -6,6 +6,8 @@
 
 use std::io::{Read, Write};
 
+use prost::Message;
+
 use super::{ImageError, error::File, fields::limit, framing, proto};
 use crate::stage::Crc32;
 
@@ -47,7 +49,14 @@ impl Sums {
         let file = File(file);
         let message = framing::read_message(file, from)?;
         limit(file, &message, &[4], "GPUs", MOST_GPUS)?;
-        let message: proto::ProcessSums = framing::decode(file, message)?;
+        let mut message: proto::ProcessSums = framing::decode(file, message)?;
+        let said = std::mem::take(&mut message.crc);
+        let found = Crc32::of(&message.encode_to_vec()).value;
+        if said != found {
+            return Err(
+                file.invalid(format!("its checksum is {found:08x}, and it says {said:08x}"))
+            );
+        }
         if message.block_bytes != BLOCK_BYTES {
             return Err(file.invalid(format!("its blocks have {} bytes", message.block_bytes)));
         }
@@ -70,12 +79,14 @@ impl Sums {
             bytes: gpu.bytes,
             block_crcs: gpu.blocks.clone(),
         };
-        let message = proto::ProcessSums {
+        let mut message = proto::ProcessSums {
             kfd_bytes: self.kfd.0,
             kfd_crc: self.kfd.1,
             block_bytes: BLOCK_BYTES,
             gpus: self.gpus.iter().map(gpu).collect(),
+            crc: 0,
         };
+        message.crc = Crc32::of(&message.encode_to_vec()).value;
         framing::write(file, &framing::framed(&message), to)
     }
 
@@ -141,6 +152,20 @@ mod tests {
         Sums { kfd: (0, 0), gpus: vec![gpu] }.write("x", &mut bytes).unwrap();
         let error = Sums::read("x", &mut bytes.as_slice()).unwrap_err().to_string();
         assert_eq!(error, "x: damaged: 2 checksums are not of 1 bytes");
+    }
+
+    /// Whatever bit is flipped, it is not taken for the checksums of something else.
+    #[test]
+    fn checksums_have_a_checksum() {
+        let gpu = GpuSums { gpu_id: 7, bytes: 1, blocks: vec![3] };
+        let mut bytes = Vec::new();
+        Sums { kfd: (100, 5), gpus: vec![gpu] }.write("x", &mut bytes).unwrap();
+        for bit in framing::SIZE_BYTES * 8..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let error = Sums::read("x", &mut damaged.as_slice()).unwrap_err().to_string();
+            assert!(error.starts_with("x: "), "bit {bit}: {error}");
+        }
     }
 
     #[test]

@@ -42,6 +42,11 @@ pub enum Error {
         /// What is known.
         known: String,
     },
+    /// An image with GPU state on a machine without GPUs.
+    #[error(
+        "this image has GPU state (its inventory names amdgpu_plugin), and the kernel of this machine has no /dev/kfd: load the amdgpu driver, or restore on a machine with AMD GPUs"
+    )]
+    NoDriver,
     /// CRIU could not do what it was asked for.
     #[error("CRIU cannot {what}")]
     Criu {

@@ -6,6 +6,7 @@
 //! serves one file after the other waits for ever.
 
 use std::{
+    cell::RefCell,
     fs::File,
     io::{self, Read, Write},
     os::fd::{AsFd, OwnedFd},
@@ -24,15 +25,19 @@ use super::{
 };
 use crate::image::{ImageError, MOST_MESSAGE_BYTES, framing};
 
+/// The names of files that a dump has published in a directory.
+pub(super) type Published = RefCell<Vec<String>>;
+
 /// The images of a dump or a restore.
 #[derive(Clone, Copy)]
 pub(super) struct Images<'a> {
     host: &'a dyn Host,
+    published: &'a Published,
 }
 
 impl<'a> Images<'a> {
-    pub(super) fn new(host: &'a dyn Host) -> Self {
-        Images { host }
+    pub(super) fn new(host: &'a dyn Host, published: &'a Published) -> Self {
+        Images { host, published }
     }
 
     /// Whether they are pipes.
@@ -48,7 +53,18 @@ impl<'a> Images<'a> {
         }
         let mut file = self.create(name)?;
         file.file().write_all(bytes).map_err(failed())?;
-        file.publish()
+        self.publish(file)
+    }
+
+    /// Gives a file its name.
+    pub(super) fn publish(self, file: NewFile) -> Result<()> {
+        self.published.borrow_mut().push(file.publish()?);
+        Ok(())
+    }
+
+    /// A dump has failed: nothing of it stays in the directory.
+    pub(super) fn take_back(self) -> Result<()> {
+        self.forget(&self.published.take())
     }
 
     /// A pipe into the streamer.
@@ -64,8 +80,10 @@ impl<'a> Images<'a> {
         let dir = self.host.images_dir().and_then(|dir| dir.try_clone_to_owned());
         let dir = dir.map_err(Error::criu("tell its images directory"))?;
         let unfinished = format!(".{name}.unfinished");
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC | OFlag::O_CLOEXEC;
-        let file = openat(&dir, unfinished.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR);
+        // Whatever a dump that died has left there, or somebody has put there, is not written to.
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
+        let file = remove(&dir, &unfinished)
+            .and_then(|()| openat(&dir, unfinished.as_str(), flags, Mode::S_IRUSR | Mode::S_IWUSR));
         let file = file.map_err(|errno| Error::file(name, "create")(errno.into()))?;
         Ok(NewFile { dir, name: name.to_owned(), unfinished, file: file.into(), published: false })
     }
@@ -78,11 +96,29 @@ impl<'a> Images<'a> {
             return Ok(pipe?.map(File::from));
         }
         let dir = self.host.images_dir().map_err(Error::criu("tell its images directory"))?;
-        match openat(dir, name, OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty()) {
-            Ok(file) => Ok(Some(file.into())),
-            Err(Errno::ENOENT) => Ok(None),
-            Err(errno) => Err(Error::file(name, "open")(errno.into())),
+        // (What is no file must not make anybody wait for who writes to it.)
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let file = match openat(dir, name, flags, Mode::empty()) {
+            Ok(file) => File::from(file),
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(errno) => return Err(Error::file(name, "open")(errno.into())),
+        };
+        if file.metadata().map_err(Error::file(name, "look at"))?.is_file() {
+            return Ok(Some(file));
         }
+        Err(Error::Content { file: name.to_owned(), what: "it is not a regular file".into() })
+    }
+
+    /// Removes what an older dump has left under these names in the directory: a restore would take
+    /// it for something of this one.
+    pub(super) fn forget(self, names: &[String]) -> Result<()> {
+        if self.are_streamed() {
+            return Ok(());
+        }
+        let dir = self.host.images_dir().map_err(Error::criu("tell its images directory"))?;
+        names.iter().try_for_each(|name| {
+            remove(dir, name).map_err(|errno| Error::file(name, "remove the old")(errno.into()))
+        })
     }
 
     /// Reads a whole message, with the size in front of it; `None` if there is no such file.
@@ -101,6 +137,14 @@ impl<'a> Images<'a> {
     }
 }
 
+/// Removes a file, if there is one.
+fn remove(dir: impl AsFd, name: &str) -> nix::Result<()> {
+    match unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
+        Ok(()) | Err(Errno::ENOENT) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
 /// A file that has no name yet. Without one it is removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct NewFile {
@@ -116,13 +160,12 @@ impl NewFile {
         &mut self.file
     }
 
-    /// Gives it its name.
-    pub(super) fn publish(mut self) -> Result<()> {
+    fn publish(mut self) -> Result<String> {
         let (old, new) = (self.unfinished.as_str(), self.name.as_str());
         renameat(self.dir.as_fd(), old, self.dir.as_fd(), new)
             .map_err(|errno| Error::file(new, "give the whole file its name")(errno.into()))?;
         self.published = true;
-        Ok(())
+        Ok(std::mem::take(&mut self.name))
     }
 }
 
@@ -130,7 +173,7 @@ impl Drop for NewFile {
     fn drop(&mut self) {
         if !self.published {
             // Whoever gave up has something more important to report.
-            let _ = unlinkat(&self.dir, self.unfinished.as_str(), UnlinkatFlags::NoRemoveDir);
+            let _ = remove(&self.dir, &self.unfinished);
         }
     }
 }

@@ -53,6 +53,7 @@ use context::Context;
 use dump::Dump;
 use error::Result;
 use host::Host;
+use images::Published;
 use restore::{IMPOSSIBLE_OFFSET, Restore, Resume};
 use settings::Settings;
 
@@ -67,6 +68,7 @@ struct Mapping {
 struct Plugin {
     host: Box<dyn Host>,
     system: System,
+    published: Published,
     active: Option<Active>,
 }
 
@@ -89,12 +91,14 @@ impl Plugin {
                 return Err(FAILED);
             }
         };
-        Ok(Plugin { host, system, active })
+        Ok(Plugin { host, system, published: Published::default(), active })
     }
 
     fn activate(host: &dyn Host, system: &System, stage: Stage) -> Result<Option<Active>> {
         if !system.has_kfd() {
-            return Ok(None);
+            // CRIU would say that the plugin is missing.
+            let is_named = stage == Stage::Restore && host.take_from_inventory() == Some(true);
+            return if is_named { Err(Error::NoDriver) } else { Ok(None) };
         }
         let hooks = host.hooks();
         let known = hooks.filter(|hooks| KNOWN_HOSTS.iter().any(|(known, _)| known == hooks));
@@ -120,10 +124,10 @@ impl Plugin {
         &mut self,
         hook: impl FnOnce(&mut Active, Context<'_>) -> Result<Option<T>>,
     ) -> std::result::Result<T, i32> {
-        let Plugin { host, system, active } = self;
+        let Plugin { host, system, published, active } = self;
         let Some(active) = active else { return Err(NOT_OURS) };
         let settings = active.settings;
-        let cx = Context { host: &**host, system, settings: &settings };
+        let cx = Context { host: &**host, system, settings: &settings, published };
         match hook(active, cx) {
             Ok(answer) => answer.ok_or(NOT_OURS),
             Err(error) => {
@@ -178,7 +182,7 @@ impl Plugin {
     fn finish(mut self, failed: bool) {
         let _ = self.hook(|active, cx| {
             if active.stage == Stage::Dump {
-                for error in active.dump.end(cx) {
+                for error in active.dump.end(cx, failed) {
                     log::failure(cx.host, &error);
                 }
             }

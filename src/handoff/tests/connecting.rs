@@ -41,3 +41,27 @@ fn a_streamer_is_found_from_anywhere_and_the_current_directory_stays_what_it_was
     assert!(matches!(error, HandoffError::System { errno: Errno::EPROTOTYPE, .. }), "{error}");
     assert_eq!(inode(File::open(".").unwrap()), before);
 }
+
+const ELSEWHERE: &str = "VRAMSTREAM_TEST_IMAGES";
+
+/// A restored task may have a network of its own, and other mounts: where the streamer is, is a matter
+/// of the directory alone.
+#[test]
+fn a_streamer_is_found_from_another_network() {
+    if let Some(dir) = env::var_os(ELSEWHERE) {
+        let images = directory(Path::new(&dir));
+        assert!(Streamer::connect(images.as_fd()).unwrap().is_some());
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let _listening = door(dir.path());
+    let output = std::process::Command::new("unshare")
+        .args(["--user", "--map-root-user", "--net", "--mount", "--pid", "--fork"])
+        .arg(env::current_exe().unwrap())
+        .args(["--exact", "handoff::tests::connecting::a_streamer_is_found_from_another_network"])
+        .env(ELSEWHERE, dir.path())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("1 passed"), "{output:?}");
+}

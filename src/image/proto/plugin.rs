@@ -9,6 +9,8 @@ pub struct ProcessSums {
     pub block_bytes: u32,
     #[prost(message, repeated, tag = "4")]
     pub gpus: ::prost::alloc::vec::Vec<GpuSums>,
+    #[prost(fixed32, tag = "15")]
+    pub crc: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GpuSums {

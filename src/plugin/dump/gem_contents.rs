@@ -79,7 +79,7 @@ pub(super) fn dump(cx: Context<'_>, of: Of<'_>, wanted: &[Wanted]) -> Result<Vec
             return Err(Error::GivenUp);
         }
         for end in ends {
-            sums.push(end.publish()?);
+            sums.push(end.publish(cx.images())?);
         }
     }
     Ok(sums)
@@ -203,9 +203,9 @@ impl BoFile {
         Ok(self)
     }
 
-    fn publish(self) -> Result<BoSums> {
+    fn publish(self, images: Images<'_>) -> Result<BoSums> {
         if let Out::Directory(file) = self.out {
-            file.publish()?;
+            images.publish(file)?;
         }
         Ok(BoSums { bo: self.bo, bytes: self.size, blocks: self.sums.finish() })
     }

@@ -25,7 +25,7 @@ use crate::{
     device::{DeviceKind, Kfd},
     gpu::Paused,
     handoff::Pending,
-    image::ImageName,
+    image::{self, ImageName, RenderOwner},
     topology::Topology,
 };
 
@@ -40,7 +40,7 @@ mod render;
 
 use dmabuf::{Dmabuf, Shared};
 use known::Known;
-pub(super) use memory::{SEMAPHORE, SHARED_MEMORY};
+pub(super) use memory::{SEMAPHORE, SHARED_MEMORY, not_a_file};
 use process::Process;
 use render::Render;
 
@@ -66,6 +66,8 @@ pub(super) struct Dump {
     shared: Shared,
     /// How many BOs of processes have a number of their own in this dump.
     handles: u32,
+    /// Render nodes that came since the last `/dev/kfd`, if there was one.
+    since_kfd: Vec<u32>,
 }
 
 impl Dump {
@@ -74,22 +76,18 @@ impl Dump {
         let identified = cx.system.driver().identify(fd);
         let kind = identified
             .map_err(|errno| Error::Criu { what: "show a file".into(), source: errno.into() })?;
-        match kind {
+        let kind = match kind {
             None => return Ok(false),
-            Some(DeviceKind::Kfd) => {
-                self.enter_inventory(cx)?;
-                self.kfd(cx, fd, id)?;
-            }
-            Some(DeviceKind::Render { minor }) => {
-                self.enter_inventory(cx)?;
-                self.render(cx, fd, id, minor)?;
-            }
-            Some(DeviceKind::DmaBuf) if cx.settings.has_late_hook => {
-                self.enter_inventory(cx)?;
-                self.dmabuf(fd, id)?;
-            }
             // Others cannot have been restored by anybody.
-            Some(DeviceKind::DmaBuf) => return Ok(false),
+            Some(DeviceKind::DmaBuf) if !cx.settings.has_late_hook => return Ok(false),
+            Some(kind) => kind,
+        };
+        self.enter_inventory(cx)?;
+        cx.images().forget(&image::all_names(id))?;
+        match kind {
+            DeviceKind::Kfd => self.kfd(cx, fd, id)?,
+            DeviceKind::Render { minor } => self.render(cx, fd, id, minor)?,
+            DeviceKind::DmaBuf => self.dmabuf(fd, id)?,
         }
         Ok(true)
     }
@@ -111,9 +109,10 @@ impl Dump {
     }
 
     /// The end, whatever has happened: what could not be done.
-    pub(super) fn end(&mut self, cx: Context<'_>) -> Vec<Error> {
+    pub(super) fn end(&mut self, cx: Context<'_>, failed: bool) -> Vec<Error> {
         let mut errors = Vec::new();
-        if let Err(error) = self.wait_for_contents(cx) {
+        // Nobody needs the contents of a dump that has failed; the process waits to go on.
+        if !failed && let Err(error) = self.wait_for_contents(cx) {
             errors.push(error);
         }
         if !cx.settings.has_late_hook
@@ -123,6 +122,9 @@ impl Dump {
         }
         self.pending.clear();
         self.known = Known::default();
+        if failed && let Err(error) = cx.images().take_back() {
+            errors.push(error);
+        }
         // One that cannot be started again must not keep the others stopped.
         for paused in self.paused.drain(..) {
             if let Err(error) = paused.unpause() {
@@ -166,6 +168,18 @@ impl Dump {
         }
         // (It is there now.)
         self.topology.as_ref().ok_or(Error::GivenUp)
+    }
+
+    /// Render nodes that came since the process before may belong to this one: a task has it alone, and
+    /// may have opened them first.
+    fn may_own_earlier_renders(&mut self, cx: Context<'_>, kfd_id: u32) -> Result<()> {
+        for id in std::mem::take(&mut self.since_kfd) {
+            let name = image::next_owner_name(id);
+            let mut bytes = Vec::new();
+            RenderOwner { kfd_id, ..RenderOwner::default() }.write(&name, &mut bytes)?;
+            cx.images().write(&name, &bytes)?;
+        }
+        Ok(())
     }
 }
 

@@ -71,7 +71,7 @@ impl Dump {
             Kfd::open(driver)?.version()?;
             self.version_known = true;
         }
-        if self.is_paused(&kfd) {
+        if self.is_paused(&kfd)? {
             let what = "another descriptor of a process that was dumped already";
             return self.empty(cx, id, what);
         }
@@ -93,8 +93,16 @@ impl Dump {
     /// Whether a file is of a process that is stopped already: stopping it twice would leave its
     /// queues stopped on some kernels. A stopped process answers a checkpoint of the right size, and
     /// one that is not stopped does not.
-    fn is_paused(&self, kfd: &Kfd) -> bool {
-        self.paused.iter().any(|paused| kfd.checkpoint(paused.info()).is_ok())
+    fn is_paused(&self, kfd: &Kfd) -> Result<bool> {
+        for paused in &self.paused {
+            match kfd.checkpoint(paused.info()) {
+                Ok(_) => return Ok(true),
+                Err(DeviceError::Call { errno: Errno::EINVAL | Errno::ENODEV, .. }) => {}
+                // Nobody knows then.
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(false)
     }
 
     /// Writes the image of an open `/dev/kfd` without a GPU.
@@ -111,6 +119,14 @@ impl Dump {
         };
         let mut bytes = Vec::new();
         image.write(&name, &mut bytes)?;
+        cx.images().write(&name, &bytes)?;
+        self.sums(cx, id, &sums_of(&bytes))
+    }
+
+    fn sums(&self, cx: Context<'_>, id: u32, sums: &Sums) -> Result<()> {
+        let name = sums_name(id);
+        let mut bytes = Vec::new();
+        sums.write(&name, &mut bytes)?;
         cx.images().write(&name, &bytes)
     }
 
@@ -131,8 +147,7 @@ impl Dump {
         let mut bytes = Vec::new();
         image.write(&name, &mut bytes)?;
         cx.images().write(&name, &bytes)?;
-        let mut sums =
-            Sums { kfd: (bytes.len() as u64, Crc32::of(&bytes).value), gpus: Vec::new() };
+        let mut sums = sums_of(&bytes);
         let count = (devices.len(), buckets.len());
         let minors = self.minors(cx, &devices)?;
         let nodes = minors.iter().map(|&(gpu_id, minor)| (gpu_id, render_path(minor))).collect();
@@ -145,6 +160,7 @@ impl Dump {
             minors: minors.into_iter().collect(),
             gpus: devices,
         });
+        self.may_own_earlier_renders(cx, id)?;
         let total: u64 = contents.iter().filter_map(Contents::bytes).sum();
         let told = format!("{name}: {} GPUs, {} BOs, {total} bytes of contents", count.0, count.1);
         cx.say(Level::Info, &told);
@@ -160,10 +176,7 @@ impl Dump {
         }
         let (driver, budget) = (cx.system.driver(), cx.settings.budget);
         sums.gpus = contents::dump(cx.images(), driver, budget, id, contents)?;
-        let name = sums_name(id);
-        let mut bytes = Vec::new();
-        sums.write(&name, &mut bytes)?;
-        cx.images().write(&name, &bytes)
+        self.sums(cx, id, &sums)
     }
 
     /// The machine as the process knows it: with its GPUs alone, by its names.
@@ -214,6 +227,10 @@ fn places(buckets: &[CriuBoBucket]) -> HashMap<u32, Vec<(u32, u64)>> {
         }
     }
     places
+}
+
+fn sums_of(image: &[u8]) -> Sums {
+    Sums { kfd: (image.len() as u64, Crc32::of(image).value), gpus: Vec::new() }
 }
 
 fn kfd_bo(handle: u32, bucket: &CriuBoBucket) -> KfdBo {

@@ -125,6 +125,9 @@ impl Dump {
             self.identify(cx, &mut render)?;
         }
         render.image = self.write_render(cx, &render)?;
+        if !self.processes.is_empty() {
+            self.since_kfd.push(id);
+        }
         self.renders.push(render);
         self.settle(cx)
     }

@@ -27,9 +27,10 @@ pub(super) struct Criu {
 }
 
 impl Criu {
-    pub(super) fn new(stage: Stage) -> Self {
-        let restored = if stage == Stage::Restore { Counter::new() } else { None };
-        Criu { restored }
+    /// `None` if there is no memory: without it nobody would know whose queues are to be started.
+    pub(super) fn new(stage: Stage) -> Option<Self> {
+        let restored = if stage == Stage::Restore { Some(Counter::new()?) } else { None };
+        Some(Criu { restored })
     }
 }
 
@@ -166,10 +167,10 @@ impl Host for Criu {
         // SAFETY: the name ends, and has so many bytes.
         let take = || unsafe { function(name.as_ptr(), NAME.len()) };
         let was_there = take();
-        // One that is left makes CRIU fail: it is there as often as it was added. (An inventory
-        // without plugins always says yes.)
-        let _ = was_there && (0..MOST_NAMES).all(|_| take());
-        Some(was_there)
+        // One that is left makes CRIU fail: it is there as often as it was added. An inventory
+        // without a list of plugins says yes again and again.
+        let has_no_list = was_there && (0..MOST_NAMES).all(|_| take());
+        (!has_no_list).then_some(was_there)
     }
 
     fn store(&self, fd: BorrowedFd<'_>) -> io::Result<i32> {

@@ -119,7 +119,11 @@ fn hook(run: impl FnOnce(&mut Plugin) -> c_int) -> c_int {
 extern "C" fn init(stage: c_int) -> c_int {
     guarded(FAILED, || {
         let Some(stage) = Stage::from_number(stage) else { return FAILED };
-        match Plugin::start(Box::new(Criu::new(stage)), System::from_env(), stage) {
+        let Some(host) = Criu::new(stage) else {
+            criu::log(Level::Error, "Error (vramstream): no memory to share with restored tasks");
+            return FAILED;
+        };
+        match Plugin::start(Box::new(host), System::from_env(), stage) {
             Ok(plugin) => {
                 *PLUGIN.lock().unwrap_or_else(PoisonError::into_inner) = Some(plugin);
                 0

@@ -9,10 +9,9 @@ use std::{
     io::{ErrorKind, Read},
     sync::Arc,
     thread,
-    time::Duration,
 };
 
-use crossbeam_channel::{SendTimeoutError, Sender};
+use crossbeam_channel::Sender;
 
 use super::super::{
     error::{Error, Result, from_gpu},
@@ -25,9 +24,6 @@ use crate::{
     ring::{Budget, Chunk, Ring},
     stage::is_zero,
 };
-
-/// How often a wait looks up whether there is still a reason to wait.
-const LOOK_UP: Duration = Duration::from_millis(50);
 
 /// Fills the BOs of all GPUs of a process.
 pub(super) fn restore(
@@ -132,6 +128,39 @@ fn finish(restore: Restore<Error>, fed: Result<()>, whose: &str) -> Result<()> {
     }
 }
 
+/// Whether the files of contents are there and as long as the BOs want, before anything is made: for
+/// each GPU its bytes. What comes through pipes cannot be looked at ahead.
+pub(super) fn look(
+    images: Images<'_>,
+    id: u32,
+    gpus: impl Iterator<Item = (u32, u64)>,
+) -> Result<()> {
+    if images.are_streamed() {
+        return Ok(());
+    }
+    for (gpu_id, bytes) in gpus {
+        let name = ImageName::Pages { id, gpu_id }.to_string();
+        let file = open(images, &name, bytes)?;
+        let found = file.metadata().map_err(Error::file(&name, "look at"))?.len();
+        let expected = bytes.saturating_add(framing::SIZE_BYTES as u64);
+        if found < expected {
+            return Err(ImageError::Short { file: name, expected, found }.into());
+        }
+    }
+    Ok(())
+}
+
+/// Opens a file of contents: it says that it has so many bytes.
+fn open(images: Images<'_>, name: &str, bytes: u64) -> Result<File> {
+    let mut file = images.open(name)?.ok_or_else(|| content(name, "it is missing"))?;
+    let size = framing::read_size(name, &mut file)?;
+    if size != bytes {
+        let what = format!("damaged: it has contents of {size} bytes, and the BOs have {bytes}");
+        return Err(content(name, &what));
+    }
+    Ok(file)
+}
+
 fn of_gpu(sums: &Sums, name: &str, gpu_id: u32, bytes: u64) -> Result<GpuSums> {
     match sums.gpu(gpu_id) {
         Some(gpu) if gpu.bytes == bytes => Ok(gpu.clone()),
@@ -151,12 +180,12 @@ fn of_gpu(sums: &Sums, name: &str, gpu_id: u32, bytes: u64) -> Result<GpuSums> {
 fn feed(images: Images<'_>, feeds: Vec<Feed>) -> Result<()> {
     if images.are_streamed() {
         return feeds.into_iter().try_for_each(|feed| {
-            let file = feed.open(images)?;
+            let file = open(images, &feed.name, feed.bytes)?;
             feed.run(file)
         });
     }
     let open = feeds.into_iter().map(|feed| {
-        let file = feed.open(images)?;
+        let file = open(images, &feed.name, feed.bytes)?;
         Ok((feed, file))
     });
     let open = open.collect::<Result<Vec<_>>>()?;
@@ -272,27 +301,11 @@ impl Feed {
     }
 
     fn take(&self) -> Result<Chunk> {
-        loop {
-            if self.watch.is_failing() {
-                return Err(Error::GivenUp);
-            }
-            if let Some(chunk) = self.ring.take(LOOK_UP) {
-                return Ok(chunk);
-            }
-        }
+        self.watch.take(&self.ring).ok_or(Error::GivenUp)
     }
 
-    fn send(&self, mut write: Write) -> Result<()> {
-        loop {
-            match self.writes.send_timeout(write, LOOK_UP) {
-                Ok(()) => return Ok(()),
-                Err(SendTimeoutError::Timeout(_)) if self.watch.is_failing() => {
-                    return Err(Error::GivenUp);
-                }
-                Err(SendTimeoutError::Timeout(back)) => write = back,
-                Err(SendTimeoutError::Disconnected(_)) => return Err(Error::GivenUp),
-            }
-        }
+    fn send(&self, write: Write) -> Result<()> {
+        self.watch.send(&self.writes, write).ok_or(Error::GivenUp)
     }
 }
 

@@ -7,8 +7,10 @@ use std::{
     path::Path,
 };
 
+use nix::libc;
+
 use super::super::{
-    dump::{SEMAPHORE, SHARED_MEMORY},
+    dump::{SEMAPHORE, SHARED_MEMORY, not_a_file},
     error::{Error, Result},
 };
 use crate::{image::SharedMemory, system::System};
@@ -39,9 +41,15 @@ pub(super) fn restore(system: &System, memory: Option<SharedMemory>) -> Result<(
 fn make(path: &Path, size: u64, begin: &[u8]) -> Result<()> {
     let name = path.display().to_string();
     let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create(true).truncate(false).mode(MODE).open(path);
+    options.read(true).write(true).create(true).truncate(false).mode(MODE);
+    // As in the dump.
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
     let mut file = file.map_err(Error::file(&name, "open or create"))?;
-    if file.metadata().map_err(Error::file(&name, "look at"))?.size() >= size {
+    let metadata = file.metadata().map_err(Error::file(&name, "look at"))?;
+    if !metadata.is_file() {
+        return Err(not_a_file(name));
+    }
+    if metadata.size() >= size {
         return Ok(());
     }
     file.set_len(size).and_then(|()| file.write_all(begin)).map_err(Error::file(&name, "write"))?;

@@ -142,9 +142,6 @@ impl Restore {
         offset: u64,
     ) -> Result<Option<Moved>> {
         let Some(device) = vma::device(path) else { return Ok(None) };
-        if self.processes.is_empty() {
-            return Ok(None);
-        }
         vma::update(&mut self.chain, (&self.processes, &self.renders), cx, device, offset)
     }
 }

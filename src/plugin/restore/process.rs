@@ -39,6 +39,9 @@ pub(super) fn restore(
         // A descriptor and nothing else.
         return Ok((Kfd::open(&**driver)?.into_file()?, None));
     }
+    let gpus = image.topology.gpus().map(|gpu| gpu.gpu_id);
+    let bytes = gpus.map(|id| (id, image.contents(id).map(|bo| bo.size).sum()));
+    contents::look(cx.images(), id, bytes)?;
     let placed = place(cx, &image.topology, name)?;
     let kfd = Kfd::open(&**driver)?;
     kfd.version()?;

@@ -24,7 +24,7 @@ use crate::{
     device::RenderNode,
     image::{
         self, BoName, DmabufNode, DmabufOwner, ImageName, RenderOwner, dmabuf_owner_name,
-        owner_name,
+        next_owner_name, owner_name,
     },
     stage::Crc32,
 };
@@ -126,7 +126,10 @@ impl Restore {
         image: &[u8],
     ) -> Result<Option<RenderOwner>> {
         let owner_name = owner_name(id);
-        let Some(bytes) = cx.images().read(&owner_name)? else { return Ok(None) };
+        let Some(bytes) = cx.images().read(&owner_name)? else {
+            self.next_process_first(cx, id)?;
+            return Ok(None);
+        };
         let owner = RenderOwner::read(&owner_name, &mut bytes.as_slice())?;
         let found = (image.len() as u64, Crc32::of(image).value);
         if owner.image.0 != 0 && owner.image != found {
@@ -136,8 +139,27 @@ impl Restore {
             );
             return Err(Error::Content { file: name.to_owned(), what });
         }
+        let is_here = self.processes.iter().any(|process| process.kfd_id == owner.kfd_id);
+        if !is_here && owner.after_kfd && owner.bos.is_empty() && owner.imports.is_empty() {
+            // Taken for another task's, which was dumped before. Nothing depends on it.
+            self.next_process_first(cx, id)?;
+            if !self.processes.is_empty() {
+                return Ok(None);
+            }
+        }
         self.process_first(cx, name, owner.kfd_id, owner.after_kfd)?;
         Ok(Some(owner))
+    }
+
+    /// In a task without a process on `/dev/kfd`: restores the one that came next after a render node.
+    fn next_process_first(&mut self, cx: Context<'_>, id: u32) -> Result<()> {
+        if !self.processes.is_empty() {
+            return Ok(());
+        }
+        let name = next_owner_name(id);
+        let Some(bytes) = cx.images().read(&name)? else { return Ok(()) };
+        let next = RenderOwner::read(&name, &mut bytes.as_slice())?;
+        self.kfd_first(cx, next.kfd_id)
     }
 
     /// Restores the process that something belongs to, unless it is there.

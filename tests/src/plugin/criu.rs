@@ -78,6 +78,7 @@ pub struct Criu {
     options: Vec<String>,
     stream: bool,
     log_level: u32,
+    most_data: Option<u64>,
 }
 
 /// A restored process. It ends when what it was restored with is dropped.
@@ -143,6 +144,7 @@ impl Criu {
             options: Vec::new(),
             stream: false,
             log_level: 2,
+            most_data: None,
         })
     }
 
@@ -189,6 +191,13 @@ impl Criu {
         self
     }
 
+    /// The same, and the kernel gives it no more than so many bytes of memory.
+    #[must_use]
+    pub fn with_memory(mut self, bytes: u64) -> Self {
+        self.most_data = Some(bytes);
+        self
+    }
+
     /// Its images directory.
     pub fn images(&self) -> PathBuf {
         self.dir.path().join("images")
@@ -230,7 +239,15 @@ impl Criu {
 
     fn command(&self, machine: &SimulatedMachine, what: &str) -> io::Result<Command> {
         let path = |name: &str| self.dir.path().join(name);
-        let mut command = Command::new(program(self.flavour.program())?);
+        let program = program(self.flavour.program())?;
+        let mut command = match self.most_data {
+            None => Command::new(program),
+            Some(bytes) => {
+                let mut command = Command::new("prlimit");
+                command.arg(format!("--data={bytes}")).arg(program);
+                command
+            }
+        };
         for name in ["KFD_MAX_BUFFER_SIZE", "KFD_NUMA_CHECK"] {
             command.env_remove(name);
         }

@@ -29,6 +29,27 @@ fn render_nodes_come_before_kfd() -> Result {
     Ok(())
 }
 
+/// Whose a render node is that comes before its `/dev/kfd`, when others came before it.
+#[test]
+fn two_processes_whose_render_nodes_come_before_kfd() -> Result {
+    let spec = MachineSpec::gpus(2);
+    let options = format!("--renders-first {MIXED} --bo vram:1:64K:visible");
+    let (here, one, criu) = scene(&spec, &options, Flavour::Criu42)?;
+    let two = App::start(&here, "--renders-first --uses 1 --bo vram:1:2M --bo gtt:1:8K:visible")?;
+    let last = App::start(&here, MIXED)?;
+    here.fill(two.pid(), "random", 5)?;
+    here.fill(last.pid(), "random", 6)?;
+    let apps = [&one, &two, &last];
+    criu.dump(&here, &apps.map(App::process))?.assert_good();
+    let there = SimulatedMachine::start(&spec.elsewhere())?;
+    let restored = criu.restore(&there)?;
+    restored.assert_good();
+    for (app, task) in apps.iter().zip(&restored.tasks) {
+        assert_same((&here, app.pid()), (&there, task.pid))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_second_open_file_of_kfd() -> Result {
     for flavour in [Flavour::Criu41, Flavour::Dev] {

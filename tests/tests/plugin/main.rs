@@ -9,6 +9,8 @@
 //! | [`files`] | open files in every order and number |
 //! | [`failures`] | whatever fails is named, and the process goes on |
 //! | [`images`] | damaged images are refused by name |
+//! | [`handed_over`] | a streamer that takes contents itself, and fails |
+//! | [`hostile`] | what somebody has put in the way |
 //! | [`streams`] | the same through pipes |
 //! | [`reports`] | what people have reported of what this replaces |
 #![forbid(unsafe_code)]
@@ -17,6 +19,8 @@
 mod descriptor;
 mod failures;
 mod files;
+mod handed_over;
+mod hostile;
 mod images;
 mod moves;
 mod nothing;

@@ -78,6 +78,22 @@ fn files_and_mappings_of_other_devices_are_somebody_elses() -> Result {
     Ok(())
 }
 
+/// CRIU would say that a plugin is missing which is there.
+#[test]
+fn an_image_with_gpu_state_on_a_machine_without_gpus() -> Result {
+    let (here, app, mut criu) =
+        super::scene(&MachineSpec::default(), super::MIXED, Flavour::Criu42)?;
+    criu.dump(&here, &[app.process()])?.assert_good();
+    let there = SimulatedMachine::start(&MachineSpec::default())?;
+    fs::remove_file(there.dir().join("dev"))?;
+    for flavour in [Flavour::Criu41, Flavour::Criu42, Flavour::Dev] {
+        criu = criu.as_flavour(flavour);
+        criu.restore(&there)?.assert_failed(&["GPU state", "/dev/kfd"]);
+    }
+    assert!(there.calls()?.is_empty());
+    Ok(())
+}
+
 #[test]
 fn another_plugin_beside_it_is_asked_for_what_is_its_own() -> Result {
     // Twice the same stands for the distribution's plugin beside ours: the first takes all.

@@ -126,7 +126,48 @@ fn a_plain_tree_is_restored_without_an_ioctl() -> Result {
     Ok(())
 }
 
-/// criu#2248: staging is bounded by default. (With a cap of the kernel's: `vram_memory`.)
+/// criu#2248: staging is bounded by default, whatever the size of BOs. The kernel holds the limit.
+#[test]
+fn a_large_bo_goes_through_little_memory() -> Result {
+    let spec = MachineSpec { vram: 512 << 20, ..MachineSpec::default() };
+    let (here, app, _) = scene(&spec, "--bo vram:0:384M", Flavour::Criu42)?;
+    for (cap, limit) in [(None, 128 << 20), (Some("8M"), 48 << 20)] {
+        let criu = Criu::new(Flavour::Criu42)?.with_memory(limit);
+        let criu = match cap {
+            Some(cap) => criu.with_env("KFD_MAX_BUFFER_SIZE", cap),
+            None => criu,
+        };
+        criu.dump(&here, &[app.process()])?.assert_good();
+        let there = SimulatedMachine::start(&spec)?;
+        let restored = criu.restore(&there)?;
+        restored.assert_good();
+        assert_same((&here, app.pid()), (&there, restored.tasks[0].pid))?;
+    }
+    Ok(())
+}
+
+/// An engine that hangs ends neither the process nor the wait of who checkpoints it.
+#[test]
+fn a_hung_engine_is_named_and_the_process_goes_on() -> Result {
+    for how in ["engine-hangs", "fence-never-signals"] {
+        let (here, app, criu) = scene(&MachineSpec::gpus(2), MIXED, Flavour::Criu42)?;
+        let fault = here.plan(&format!("{how} gpu=0"))?;
+        let run = criu.dump(&here, &[app.process()])?;
+        here.release(fault)?;
+        run.assert_failed(&["renderD128", "hangs"]);
+        assert_runs(&here, app.pid())?;
+        criu.dump(&here, &[app.process()])?.assert_good();
+
+        let there = SimulatedMachine::start(&MachineSpec::gpus(2))?;
+        there.plan(&format!("{how} gpu=0"))?;
+        let restored = criu.restore(&there)?;
+        restored.assert_failed(&["renderD128", "hangs"]);
+        assert!(restored.tasks.is_empty());
+    }
+    Ok(())
+}
+
+/// criu#2248: the cap is the total.
 #[test]
 fn the_cap_is_for_all_gpus_together() -> Result {
     let spec = MachineSpec::gpus(8);
