@@ -67,6 +67,11 @@ pub mod gem_op {
     pub const GET_MAPPING_INFO: u32 = 2;
 }
 
+/// Flags of [`GemListHandlesEntry::flags`].
+pub mod list_flag {
+    pub const IS_IMPORT: u32 = 1 << 0;
+}
+
 /// Values of [`CtxIn::op`].
 pub mod ctx_op {
     pub const ALLOC_CTX: u32 = 1;

@@ -2,7 +2,10 @@
 
 use std::{
     fs::File,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
     path::Path,
 };
 
@@ -20,6 +23,9 @@ use crate::abi::request_size;
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Kernel;
 
+/// How the kernel names the file of a dma-buf; a name of its own may follow.
+const DMA_BUF: &[u8] = b"/dmabuf:";
+
 #[derive(Debug)]
 struct KernelFile(File);
 
@@ -36,7 +42,12 @@ impl Driver for Kernel {
     fn identify(&self, fd: BorrowedFd<'_>) -> nix::Result<Option<DeviceKind>> {
         let stat = fstat(fd)?;
         let is_device = SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFCHR;
-        Ok(if is_device { numbers::of_kernel(stat.st_rdev) } else { None })
+        if is_device {
+            return Ok(numbers::of_kernel(stat.st_rdev));
+        }
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let is_dma_buf = link.is_ok_and(|link| link.as_os_str().as_bytes().starts_with(DMA_BUF));
+        Ok(is_dma_buf.then_some(DeviceKind::DmaBuf))
     }
 }
 
@@ -78,6 +89,8 @@ mod tests {
         // SAFETY: as above.
         let answer = unsafe { file.ioctl(request, &mut [0; 7]) };
         assert_eq!(answer, Err(Errno::EINVAL));
+        assert_eq!(Kernel.identify(file.as_fd()), Ok(None));
+        assert_eq!(Kernel.identify(tempfile::tempfile().unwrap().as_fd()), Ok(None));
         assert_eq!(Kernel.open(Path::new("/nonexistent")).err(), Some(Errno::ENOENT));
     }
 }

@@ -31,6 +31,7 @@ use crate::abi::{Plain, Request};
 
 mod clock;
 pub mod copy;
+mod gem;
 pub mod kernel;
 mod kfd;
 mod memory;
@@ -40,6 +41,7 @@ mod render;
 pub mod sim;
 mod socket;
 
+pub use gem::GemBo;
 pub use kfd::{Checkpoint, CheckpointedBo, KFD_NODE, Kfd, ProcessInfo, RestoredBo};
 pub use memory::DeviceMemory;
 pub use render::{RenderInfo, RenderNode};
@@ -57,7 +59,7 @@ pub trait Driver: fmt::Debug + Send + Sync {
     fn identify(&self, fd: BorrowedFd<'_>) -> nix::Result<Option<DeviceKind>>;
 }
 
-/// The devices that belong to an AMD GPU.
+/// The devices that belong to an AMD GPU, and what they give away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DeviceKind {
     /// `/dev/kfd`: one for all GPUs.
@@ -67,6 +69,8 @@ pub enum DeviceKind {
         /// Its minor number: 128 for `renderD128`.
         minor: u32,
     },
+    /// A dma-buf: memory of some device, whose is not known.
+    DmaBuf,
 }
 
 /// An open device node. Dropping it closes it.

@@ -161,7 +161,8 @@ impl RenderNode {
         }
     }
 
-    fn mmap_offset(&self, handle: u32) -> Result<u64, DeviceError> {
+    /// Where a handle's memory is in the node's mmap space.
+    pub fn mmap_offset(&self, handle: u32) -> Result<u64, DeviceError> {
         let mut args = GemMmapIn { handle, ..GemMmapIn::default() };
         // SAFETY: the argument has no addresses.
         unsafe { self.node.call(&GEM_MMAP, &mut args) }?;
@@ -346,7 +347,7 @@ impl RenderNode {
         Ok(!args.busy())
     }
 
-    fn unsuitable(&self, what: String) -> DeviceError {
+    pub(super) fn unsuitable(&self, what: String) -> DeviceError {
         DeviceError::Unsuitable { node: self.node.path().to_owned(), what }
     }
 }

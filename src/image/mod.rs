@@ -8,7 +8,9 @@
 //! | `amdgpu-drm-pages-ID-MINOR-BO.img` | the contents of one of its BOs; later |
 //! | `amdgpu-dmabuf_ID.img` | a dma-buf ([`DmabufNode`]); later |
 //! | `vramstream-kfd-ID.img` | ours: checksums of a process's files ([`Sums`]) |
-//! | `vramstream-renderD-ID.img` | ours: whose a render node is ([`read_owner`]) |
+//! | `vramstream-renderD-ID.img` | ours: what a render node is to its process ([`RenderOwner`]) |
+//! | `vramstream-dmabuf-ID.img` | ours: whose BO a dma-buf is ([`DmabufOwner`]) |
+//! | `vramstream-shared-ID.img` | ours: the BOs of a process on /dev/kfd that others are of ([`read_shared`]) |
 //!
 //! Each begins with its size in 8 bytes ([`framing`]); the rest is a protobuf message
 //! (`proto/criu_amdgpu.proto`), or contents. "Later" is after CRIU 4.2: an image of 3.17 to 4.2 does
@@ -29,6 +31,7 @@ mod fields;
 pub mod framing;
 mod kfd;
 mod name;
+mod owner;
 mod proto;
 mod render;
 mod sums;
@@ -37,10 +40,12 @@ pub use dmabuf::DmabufNode;
 pub use error::ImageError;
 pub use kfd::{KfdBo, KfdImage, NO_HANDLE, SharedMemory};
 pub use name::ImageName;
-pub use render::{DrmBo, DrmVm, RenderNode};
-pub use sums::{
-    BLOCK_BYTES, BlockSums, GpuSums, Sums, owner_name, read_owner, sums_name, write_owner,
+pub use owner::{
+    BoName, BoSums, DmabufOwner, RenderOwner, all_names, dmabuf_owner_name, next_owner_name,
+    owner_name, read_shared, shared_name, write_shared,
 };
+pub use render::{DrmBo, DrmVm, RenderNode};
+pub use sums::{BLOCK_BYTES, BlockSums, GpuSums, Sums, sums_name};
 
 /// The most bytes of a message: many times what a process with a million BOs has.
 pub const MOST_MESSAGE_BYTES: u64 = 256 << 20;

@@ -1,9 +1,8 @@
-//! What this plugin writes beside the files of CRIU's own: checksums, and what belongs together.
+//! What this plugin writes beside the files of CRIU's own: checksums.
 //!
 //! CRIU's files have none, so a flipped bit in them is restored. `vramstream-kfd-ID.img` has the
 //! CRC-32 of the process's `amdgpu-kfd-ID.img` and of each block of its contents; it is written last
-//! and read first. `vramstream-renderD-ID.img` says whose a render node is that comes before its
-//! `/dev/kfd`.
+//! and read first.
 
 use std::io::{Read, Write};
 
@@ -15,18 +14,13 @@ use crate::stage::Crc32;
 /// Bytes of contents that have a checksum of their own.
 pub const BLOCK_BYTES: u32 = 4 << 20;
 /// The most blocks of all of a process's contents: 4 TiB of them.
-const MOST_BLOCKS: usize = 1 << 20;
+pub(super) const MOST_BLOCKS: usize = 1 << 20;
 /// The most GPUs of a process.
 const MOST_GPUS: usize = 1 << 10;
 
 /// The name of the file with a process's checksums.
 pub fn sums_name(kfd_id: u32) -> String {
     format!("vramstream-kfd-{kfd_id}.img")
-}
-
-/// The name of the file that says whose a render node is.
-pub fn owner_name(render_id: u32) -> String {
-    format!("vramstream-renderD-{render_id}.img")
 }
 
 /// Checksums of a process's files.
@@ -102,18 +96,6 @@ impl Sums {
     }
 }
 
-/// Reads whose a render node is: the id of the process's `/dev/kfd`.
-pub fn read_owner(file: &str, from: &mut impl Read) -> Result<u32, ImageError> {
-    let message = framing::read_message(File(file), from)?;
-    let message: proto::RenderOwner = framing::decode(File(file), message)?;
-    Ok(message.kfd_id)
-}
-
-/// Writes it.
-pub fn write_owner(file: &str, kfd_id: u32, to: &mut impl Write) -> Result<(), ImageError> {
-    framing::write(file, &framing::framed(&proto::RenderOwner { kfd_id }), to)
-}
-
 /// Computes the checksums of contents that come in order.
 #[derive(Debug, Clone, Default)]
 pub struct BlockSums {
@@ -161,9 +143,6 @@ mod tests {
         let mut bytes = Vec::new();
         sums.write("x", &mut bytes).unwrap();
         assert_eq!(Sums::read("x", &mut bytes.as_slice()).unwrap(), sums);
-        let mut bytes = Vec::new();
-        write_owner("x", 9, &mut bytes).unwrap();
-        assert_eq!(read_owner("x", &mut bytes.as_slice()).unwrap(), 9);
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! What hooks work with.
 
-use super::{host::Host, images::Images, log, settings::Settings};
+use super::{
+    host::Host,
+    images::{Images, Published},
+    log,
+    settings::Settings,
+};
 use crate::{abi::criu::Level, system::System};
 
 /// The CRIU, the machine, and what the environment asks for.
@@ -9,11 +14,12 @@ pub(super) struct Context<'a> {
     pub host: &'a dyn Host,
     pub system: &'a System,
     pub settings: &'a Settings,
+    pub published: &'a Published,
 }
 
 impl<'a> Context<'a> {
     pub(super) fn images(&self) -> Images<'a> {
-        Images::new(self.host)
+        Images::new(self.host, self.published)
     }
 
     pub(super) fn say(&self, level: Level, message: &str) {

@@ -13,6 +13,10 @@ use crate::{
     handoff::Streamer,
 };
 
+/// The highest handle of a render node's BO that is restored: handles are given from 1, so as many BOs
+/// are made to reach it.
+pub(super) const MOST_HANDLES: u32 = 1 << 20;
+
 /// The BOs with contents, GPU by GPU, each in the order of the buckets. Each must have a dma-buf and
 /// a GPU: contents that were left out would not be missed before it is too late.
 pub(super) fn contents_of(

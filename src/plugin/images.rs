@@ -6,6 +6,7 @@
 //! serves one file after the other waits for ever.
 
 use std::{
+    cell::RefCell,
     fs::File,
     io::{self, Read, Write},
     os::fd::{AsFd, OwnedFd},
@@ -24,15 +25,19 @@ use super::{
 };
 use crate::image::{ImageError, MOST_MESSAGE_BYTES, framing};
 
+/// The names of files that a dump has published in a directory.
+pub(super) type Published = RefCell<Vec<String>>;
+
 /// The images of a dump or a restore.
 #[derive(Clone, Copy)]
 pub(super) struct Images<'a> {
     host: &'a dyn Host,
+    published: &'a Published,
 }
 
 impl<'a> Images<'a> {
-    pub(super) fn new(host: &'a dyn Host) -> Self {
-        Images { host }
+    pub(super) fn new(host: &'a dyn Host, published: &'a Published) -> Self {
+        Images { host, published }
     }
 
     /// Whether they are pipes.
@@ -48,7 +53,18 @@ impl<'a> Images<'a> {
         }
         let mut file = self.create(name)?;
         file.file().write_all(bytes).map_err(failed())?;
-        file.publish()
+        self.publish(file)
+    }
+
+    /// Gives a file its name.
+    pub(super) fn publish(self, file: NewFile) -> Result<()> {
+        self.published.borrow_mut().push(file.publish()?);
+        Ok(())
+    }
+
+    /// A dump has failed: nothing of it stays in the directory.
+    pub(super) fn take_back(self) -> Result<()> {
+        self.forget(&self.published.take())
     }
 
     /// A pipe into the streamer.
@@ -144,13 +160,12 @@ impl NewFile {
         &mut self.file
     }
 
-    /// Gives it its name.
-    pub(super) fn publish(mut self) -> Result<()> {
+    fn publish(mut self) -> Result<String> {
         let (old, new) = (self.unfinished.as_str(), self.name.as_str());
         renameat(self.dir.as_fd(), old, self.dir.as_fd(), new)
             .map_err(|errno| Error::file(new, "give the whole file its name")(errno.into()))?;
         self.published = true;
-        Ok(())
+        Ok(std::mem::take(&mut self.name))
     }
 }
 

@@ -43,6 +43,8 @@ mod images;
 mod log;
 mod restore;
 mod settings;
+#[cfg(test)]
+mod tests;
 
 pub use error::Error;
 pub use settings::JOIN as JOIN_VARIABLE;
@@ -51,6 +53,7 @@ use context::Context;
 use dump::Dump;
 use error::Result;
 use host::Host;
+use images::Published;
 use restore::{IMPOSSIBLE_OFFSET, Restore, Resume};
 use settings::Settings;
 
@@ -65,6 +68,7 @@ struct Mapping {
 struct Plugin {
     host: Box<dyn Host>,
     system: System,
+    published: Published,
     active: Option<Active>,
 }
 
@@ -87,7 +91,7 @@ impl Plugin {
                 return Err(FAILED);
             }
         };
-        Ok(Plugin { host, system, active })
+        Ok(Plugin { host, system, published: Published::default(), active })
     }
 
     fn activate(host: &dyn Host, system: &System, stage: Stage) -> Result<Option<Active>> {
@@ -120,10 +124,10 @@ impl Plugin {
         &mut self,
         hook: impl FnOnce(&mut Active, Context<'_>) -> Result<Option<T>>,
     ) -> std::result::Result<T, i32> {
-        let Plugin { host, system, active } = self;
+        let Plugin { host, system, published, active } = self;
         let Some(active) = active else { return Err(NOT_OURS) };
         let settings = active.settings;
-        let cx = Context { host: &**host, system, settings: &settings };
+        let cx = Context { host: &**host, system, settings: &settings, published };
         match hook(active, cx) {
             Ok(answer) => answer.ok_or(NOT_OURS),
             Err(error) => {

@@ -6,7 +6,7 @@ use nix::errno::Errno;
 
 use super::{
     arena::View,
-    caller::Call,
+    caller::{Call, Inode},
     drm,
     host::{FileId, FileKind, SimHost},
     kfd, names,
@@ -71,11 +71,21 @@ pub(super) fn map(
 /// One descriptor of a file fewer: with the last one all that it is goes.
 pub(super) fn release(host: &SimHost, file: FileId) {
     let released = host.state().release(file);
+    ended(host, file, released);
+}
+
+fn ended(host: &SimHost, file: FileId, released: Option<FileKind>) {
     match released {
         Some(FileKind::Render(render)) => drm::released(host, file, *render),
         Some(FileKind::Kfd(pid)) => kfd::released(host, file, pid),
         None => {}
     }
+}
+
+/// Who had a descriptor of a file in hand has closed it.
+pub(super) fn let_go(host: &SimHost, file: FileId, inode: Inode) {
+    let released = host.state().let_go(file, inode);
+    ended(host, file, released);
 }
 
 /// What a file is.
@@ -84,6 +94,17 @@ pub(super) fn kind(host: &SimHost, file: FileId) -> nix::Result<DeviceKind> {
         None => DeviceKind::Kfd,
         Some(gpu) => DeviceKind::Render { minor: host.machine().gpus[gpu].render_minor },
     })
+}
+
+/// What a descriptor is, by its inode; `None` if it is nothing of this machine.
+pub(super) fn kind_of(host: &SimHost, inode: Inode) -> nix::Result<Option<DeviceKind>> {
+    let state = host.state();
+    if state.is_dma_buf(inode) {
+        return Ok(Some(DeviceKind::DmaBuf));
+    }
+    let id = state.by_inode(inode);
+    drop(state);
+    id.ok().map(|id| kind(host, id)).transpose()
 }
 
 /// The GPU that a file is of; `None` for `/dev/kfd`.

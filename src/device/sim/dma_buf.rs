@@ -26,9 +26,14 @@ use super::caller::Inode;
 pub(super) fn descriptor(size: u64) -> nix::Result<OwnedFd> {
     let fd = memfd_create("dmabuf", MFdFlags::empty())?;
     ftruncate(&fd, i64::try_from(size).map_err(|_| Errno::EINVAL)?)?;
-    // SAFETY: locking a file that nobody else has touches no memory.
-    Errno::result(unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) })?;
+    mark(&fd)?;
     Ok(fd)
+}
+
+/// Makes it show in the list of locks for as long as any descriptor of the file is open.
+pub(super) fn mark(fd: &OwnedFd) -> nix::Result<()> {
+    // SAFETY: locking a file that nobody else has touches no memory.
+    Errno::result(unsafe { libc::flock(fd.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }).map(drop)
 }
 
 /// The files that are locked by a descriptor of some process; `None` where that cannot be known.

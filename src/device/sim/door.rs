@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    mem::ManuallyDrop,
     os::fd::{AsFd, BorrowedFd, IntoRawFd, OwnedFd},
     path::Path,
     sync::Arc,
@@ -49,6 +50,7 @@ impl SimProcess {
     }
 
     fn file(&self, id: FileId, fd: OwnedFd) -> Box<dyn DeviceFile> {
+        let fd = ManuallyDrop::new(fd);
         Box::new(SimFile { process: self.clone(), id, fd })
     }
 }
@@ -65,8 +67,7 @@ impl Driver for SimProcess {
     }
 
     fn identify(&self, fd: BorrowedFd<'_>) -> nix::Result<Option<DeviceKind>> {
-        let id = self.host.state().by_inode(inode(fd)?);
-        id.ok().map(|id| dispatch::kind(&self.host, id)).transpose()
+        dispatch::kind_of(&self.host, inode(fd)?)
     }
 }
 
@@ -75,7 +76,8 @@ impl Driver for SimProcess {
 struct SimFile {
     process: SimProcess,
     id: FileId,
-    fd: OwnedFd,
+    /// Closed before anything is said about it.
+    fd: ManuallyDrop<OwnedFd>,
 }
 
 impl DeviceFile for SimFile {
@@ -119,7 +121,13 @@ impl AsFd for SimFile {
 
 impl Drop for SimFile {
     fn drop(&mut self) {
-        dispatch::release(&self.process.host, self.id);
+        let inode = inode(&*self.fd);
+        // SAFETY: nobody uses it from here on.
+        unsafe { ManuallyDrop::drop(&mut self.fd) };
+        match inode {
+            Ok(inode) => dispatch::let_go(&self.process.host, self.id, inode),
+            Err(_) => dispatch::release(&self.process.host, self.id),
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -23,7 +24,7 @@ use nix::{
 use super::{
     arena::Arena,
     caller::{Credentials, Inode},
-    dma_buf,
+    dispatch, dma_buf,
     door::SimProcess,
     drm::RenderFile,
     engine::{Copied, Engines},
@@ -38,6 +39,8 @@ use crate::abi::amdgpu::GemCreateIn;
 
 /// Where the mmap space of a render node begins.
 const FIRST_MMAP_OFFSET: u64 = 0x1_0000_0000;
+/// How long descriptors that somebody may be closing are waited for.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// An open file of the simulated machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -94,6 +97,8 @@ pub(super) struct GpuState {
 struct OpenFile {
     kind: FileKind,
     references: u32,
+    /// One of the references is that of descriptors which nobody here has in hand.
+    loose: Option<Inode>,
 }
 
 /// What a file is of.
@@ -269,9 +274,24 @@ impl SimHost {
         dma_buf::descriptors_of_this_process(is_ours)
     }
 
+    /// What was closed without anybody saying so goes.
+    fn settle(&self) {
+        let closed = self.state().take_closed();
+        closed.into_iter().for_each(|id| dispatch::release(self, id));
+    }
+
     /// What callers did wrong so far, and what is still open: at the end of a test there is
     /// nothing.
     pub fn check(&self) -> Vec<Complaint> {
+        // Who forks has everything open for a moment.
+        let patience = Instant::now() + PATIENCE;
+        self.settle();
+        while self.state().files.values().any(|file| file.loose.is_some())
+            && Instant::now() < patience
+        {
+            std::thread::sleep(Duration::from_millis(1));
+            self.settle();
+        }
         let mut complaints = self.complaints();
         for fd in self.open_dma_bufs() {
             let what = format!("descriptor {fd} is a dma-buf that is still open");
@@ -310,7 +330,8 @@ impl State {
         let id = FileId(self.next_file);
         self.next_file += 1;
         self.inodes.insert(inode(&fd)?, id);
-        self.files.insert(id, OpenFile { kind, references: 1 });
+        dma_buf::mark(&fd)?;
+        self.files.insert(id, OpenFile { kind, references: 1, loose: None });
         Ok((id, fd))
     }
 
@@ -331,6 +352,42 @@ impl State {
         if let Some(file) = self.files.get_mut(&id) {
             file.references += 1;
         }
+    }
+
+    /// Who had a descriptor of a file in hand has closed it. Others may be open: as duplicates, in
+    /// sockets; then they keep the reference until [`take_closed`](Self::take_closed) sees that they
+    /// are gone.
+    pub(super) fn let_go(&mut self, id: FileId, inode: Inode) -> Option<FileKind> {
+        let open = dma_buf::open_somewhere().is_some_and(|open| open.contains(&inode));
+        let file = self.files.get_mut(&id)?;
+        match (open, file.loose) {
+            (true, None) => {
+                file.loose = Some(inode);
+                return None;
+            }
+            (false, Some(_)) => {
+                file.loose = None;
+                file.references = file.references.saturating_sub(1).max(1);
+            }
+            _ => {}
+        }
+        self.release(id)
+    }
+
+    /// The files whose last descriptor has been closed by somebody who has not said so.
+    fn take_closed(&mut self) -> Vec<FileId> {
+        if self.files.values().all(|file| file.loose.is_none()) {
+            return Vec::new();
+        }
+        let Some(open) = dma_buf::open_somewhere() else { return Vec::new() };
+        let mut closed = Vec::new();
+        for (&id, file) in &mut self.files {
+            if file.loose.is_some_and(|inode| !open.contains(&inode)) {
+                file.loose = None;
+                closed.push(id);
+            }
+        }
+        closed
     }
 
     /// Gives a reference up; with the last one, what the file was.
@@ -369,6 +426,11 @@ impl State {
     /// The object that a descriptor stands for as a dma-buf; EINVAL if it is no dma-buf.
     pub(super) fn import(&self, inode: Inode) -> nix::Result<Arc<Object>> {
         self.dma_bufs.get(&inode).cloned().ok_or(Errno::EINVAL)
+    }
+
+    /// Whether a descriptor stands for an object as a dma-buf.
+    pub(super) fn is_dma_buf(&self, inode: Inode) -> bool {
+        self.dma_bufs.contains_key(&inode)
     }
 
     /// Lets go of the objects whose dma-bufs have been closed.

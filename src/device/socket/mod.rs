@@ -15,9 +15,9 @@
 //! **A request is one record**, little-endian, with one descriptor: a socket for the answer, which
 //! is used once. So several threads, and several processes, can be in calls on one file.
 //!
-//! | bytes | field | open | check | ioctl | map | stand in | adopt |
+//! | bytes | field | open | check | ioctl | map | stand in | adopt, what |
 //! |---|---|---|---|---|---|---|---|
-//! | 0..4 | kind | 1 | 2 | 3 | 4 | 5 | 6 |
+//! | 0..4 | kind | 1 | 2 | 3 | 4 | 5 | 6, 7 |
 //! | 4..8 | number | version: 1 | 0 | request | 0 | 0 | version: 1 |
 //! | 8..16 | first | `st_dev` of the client's end | 0 | 0 | offset | `st_dev` | `st_dev` |
 //! | 16..24 | second | `st_ino` of the client's end | 0 | 0 | length | `st_ino` | `st_ino` |
@@ -31,6 +31,9 @@
 //! descriptor of that node can *adopt* the file, as the first request of a connection in place of
 //! *open*.
 //!
+//! **Dma-bufs** are memory files of the daemon's. *What*, as the only request of a connection, asks
+//! what a descriptor stands for, by its device and inode: EBADF if it is nothing of this machine.
+//!
 //! **The answer** is any number of records of descriptors, at most 250 each, and then the end:
 //!
 //! | bytes | field | descriptors | end |
@@ -38,7 +41,7 @@
 //! | 0..4 | kind | 1 | 2 |
 //! | 4..8 | errno | 0 | 0, or the error |
 //! | 8..16 | offset | 0 | map: where in the file to map |
-//! | 16.. | bytes | 16 for each descriptor: see below | ioctl: the argument, as long as it was; check: 1 and 0 for `/dev/kfd`, 2 and its minor number for a render node, 32 bits each |
+//! | 16.. | bytes | 16 for each descriptor: see below | ioctl: the argument, as long as it was; check, what: 1 and 0 for `/dev/kfd`, 2 and its minor number for a render node, 3 and 0 for a dma-buf, 32 bits each |
 //!
 //! With the end of a successful *map* comes one descriptor: the file to map. For each other
 //! descriptor there are a place (0: `where` is a byte of the argument; 1: an address of the caller),
@@ -54,7 +57,10 @@
 
 use std::{
     io::IoSlice,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
     path::{Path, PathBuf},
 };
 
@@ -78,6 +84,9 @@ use super::{DeviceFile, DeviceKind, DeviceMemory, Driver};
 use crate::abi::request_size;
 
 pub(in crate::device) mod wire;
+
+/// What the memory files are called that stand for dma-bufs.
+const DMA_BUF: &[u8] = b"/memfd:dmabuf";
 
 /// The driver of simulated GPUs that are in another process.
 #[derive(Debug, Clone)]
@@ -117,6 +126,26 @@ impl SocketDriver {
         let file = SocketFile { socket };
         file.let_the_daemon_trace();
         Ok(file)
+    }
+
+    /// What a descriptor is that is no open file of this machine: a dma-buf, perhaps.
+    fn identify_memory(&self, fd: BorrowedFd<'_>) -> nix::Result<Option<DeviceKind>> {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        if !link.is_ok_and(|link| link.as_os_str().as_bytes().starts_with(DMA_BUF)) {
+            return Ok(None);
+        }
+        let stat = fstat(fd)?;
+        let answered = self.connect()?.call(&Request::What {
+            version: wire::VERSION,
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        })?;
+        match answered.result() {
+            Ok(()) => wire::decode_kind(&answered.bytes).map(Some).ok_or(Errno::EPROTO),
+            // It is called so by chance.
+            Err(Errno::EBADF) => Ok(None),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// The file that a descriptor is a connection of, or stands in for.
@@ -166,7 +195,7 @@ impl Driver for SocketDriver {
     fn identify(&self, fd: BorrowedFd<'_>) -> nix::Result<Option<DeviceKind>> {
         let file = match self.file_of(fd.try_clone_to_owned().map_err(io_errno)?) {
             Ok(file) => file,
-            Err(Errno::EBADF) => return Ok(None),
+            Err(Errno::EBADF) => return self.identify_memory(fd),
             Err(errno) => return Err(errno),
         };
         let answered = file.call(&Request::Check)?;

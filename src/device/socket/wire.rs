@@ -26,6 +26,7 @@ const IOCTL: u32 = 3;
 const MAP: u32 = 4;
 const STAND_IN: u32 = 5;
 const ADOPT: u32 = 6;
+const WHAT: u32 = 7;
 
 const DESCRIPTORS: u32 = 1;
 const END: u32 = 2;
@@ -39,6 +40,7 @@ pub(in crate::device) enum Request<'a> {
     Map { offset: u64, len: u64 },
     StandIn { device: u64, inode: u64 },
     Adopt { version: u32, device: u64, inode: u64 },
+    What { version: u32, device: u64, inode: u64 },
 }
 
 impl<'a> Request<'a> {
@@ -52,6 +54,7 @@ impl<'a> Request<'a> {
             Request::Map { offset, len } => (MAP, 0, offset, len, &[][..]),
             Request::StandIn { device, inode } => (STAND_IN, 0, device, inode, &[][..]),
             Request::Adopt { version, device, inode } => (ADOPT, version, device, inode, &[][..]),
+            Request::What { version, device, inode } => (WHAT, version, device, inode, &[][..]),
         };
         let mut record = Vec::with_capacity(REQUEST_HEADER + bytes.len());
         record.extend(kind.to_le_bytes());
@@ -77,6 +80,7 @@ impl<'a> Request<'a> {
             (MAP, 0, offset, len, []) => Request::Map { offset, len },
             (STAND_IN, 0, device, inode, []) => Request::StandIn { device, inode },
             (ADOPT, version, device, inode, []) => Request::Adopt { version, device, inode },
+            (WHAT, version, device, inode, []) => Request::What { version, device, inode },
             _ => return None,
         })
     }
@@ -87,6 +91,7 @@ pub(in crate::device) fn encode_kind(kind: DeviceKind) -> [u8; 8] {
     let (kind, minor) = match kind {
         DeviceKind::Kfd => (1_u32, 0),
         DeviceKind::Render { minor } => (2, minor),
+        DeviceKind::DmaBuf => (3, 0),
     };
     let mut bytes = [0; 8];
     bytes[..4].copy_from_slice(&kind.to_le_bytes());
@@ -99,6 +104,7 @@ pub(in crate::device) fn decode_kind(bytes: &[u8]) -> Option<DeviceKind> {
     match (word(bytes, 0)?, word(bytes, 4)?, bytes.len()) {
         (1, 0, 8) => Some(DeviceKind::Kfd),
         (2, minor, 8) => Some(DeviceKind::Render { minor }),
+        (3, 0, 8) => Some(DeviceKind::DmaBuf),
         _ => None,
     }
 }

@@ -21,8 +21,75 @@ pub struct GpuSums {
     #[prost(fixed32, repeated, tag = "3")]
     pub block_crcs: ::prost::alloc::vec::Vec<u32>,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RenderOwner {
     #[prost(uint32, tag = "1")]
     pub kfd_id: u32,
+    #[prost(bool, tag = "2")]
+    pub after_kfd: bool,
+    #[prost(bool, optional, tag = "3")]
+    pub is_compute: ::core::option::Option<bool>,
+    #[prost(uint64, tag = "4")]
+    pub image_bytes: u64,
+    #[prost(fixed32, tag = "5")]
+    pub image_crc: u32,
+    #[prost(uint32, tag = "6")]
+    pub block_bytes: u32,
+    #[prost(message, repeated, tag = "7")]
+    pub bos: ::prost::alloc::vec::Vec<BoSums>,
+    #[prost(message, repeated, tag = "8")]
+    pub imports: ::prost::alloc::vec::Vec<BoImport>,
+    #[prost(fixed32, tag = "15")]
+    pub crc: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BoSums {
+    #[prost(uint32, tag = "1")]
+    pub bo: u32,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+    #[prost(fixed32, repeated, tag = "3")]
+    pub block_crcs: ::prost::alloc::vec::Vec<u32>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BoImport {
+    #[prost(uint32, tag = "1")]
+    pub handle: u32,
+    #[prost(message, optional, tag = "2")]
+    pub bo: ::core::option::Option<BoName>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct BoName {
+    #[prost(uint32, tag = "3")]
+    pub number: u32,
+    #[prost(oneof = "bo_name::Owner", tags = "1, 2")]
+    pub owner: ::core::option::Option<bo_name::Owner>,
+}
+/// Nested message and enum types in `BoName`.
+pub mod bo_name {
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Owner {
+        #[prost(uint32, tag = "1")]
+        KfdId(u32),
+        #[prost(uint32, tag = "2")]
+        RenderId(u32),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DmabufOwner {
+    #[prost(message, optional, tag = "1")]
+    pub bo: ::core::option::Option<BoName>,
+    #[prost(uint32, tag = "2")]
+    pub kfd_id: u32,
+    #[prost(bool, tag = "3")]
+    pub after_kfd: bool,
+    #[prost(fixed32, tag = "15")]
+    pub crc: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SharedBos {
+    #[prost(uint32, repeated, tag = "1")]
+    pub bos: ::prost::alloc::vec::Vec<u32>,
+    #[prost(fixed32, tag = "15")]
+    pub crc: u32,
 }

@@ -52,15 +52,15 @@ pub(super) fn dump(
     let options = gpu::Options::default();
     gpu::dump(driver, &ring, jobs, options, &mut || Ok(()))
         .map_err(|error| from_gpu(&process, error))?;
-    publish(&ends)
+    publish(images, &ends)
 }
 
 /// Gives all files their names.
-fn publish(ends: &Receiver<End>) -> Result<Vec<GpuSums>> {
+fn publish(images: Images<'_>, ends: &Receiver<End>) -> Result<Vec<GpuSums>> {
     let ends: Vec<End> = ends.iter().collect();
     let mut sums = Vec::with_capacity(ends.len());
     for End { sums: gpu, file } in ends {
-        file.map_or(Ok(()), NewFile::publish)?;
+        file.map_or(Ok(()), |file| images.publish(file))?;
         sums.push(gpu);
     }
     sums.sort_by_key(|gpu| gpu.gpu_id);

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!  DUMP_EXT_FILE /dev/kfd     process   queues stop; state; contents on their way
-//!  DUMP_EXT_FILE renderD*     render    which GPU it is of
-//!  DUMP_DEVICES_LATE          the contents have been taken, or the dump fails (CRIU after 4.2)
+//!  DUMP_EXT_FILE renderD*     render    which GPU it is of; its BOs, when its process is known
+//!  DUMP_EXT_FILE dma-buf      dmabuf    kept
+//!  DUMP_DEVICES_LATE          which BO each dma-buf is of; the contents have been taken, or the dump
+//!                             fails (CRIU after 4.2)
 //!  exit                       queues run again: once for each process, whatever has happened
 //! ```
 //!
@@ -23,17 +25,24 @@ use crate::{
     device::{DeviceKind, Kfd},
     gpu::Paused,
     handoff::Pending,
-    image::{self, ImageName},
+    image::{self, ImageName, RenderOwner},
     topology::Topology,
 };
 
 mod contents;
+mod dmabuf;
+mod gem;
+mod gem_contents;
+mod known;
 mod memory;
 mod process;
 mod render;
 
+use dmabuf::{Dmabuf, Shared};
+use known::Known;
 pub(super) use memory::{SEMAPHORE, SHARED_MEMORY, not_a_file};
 use process::Process;
+use render::Render;
 
 /// What a dump has so far.
 #[derive(Debug, Default)]
@@ -48,8 +57,17 @@ pub(super) struct Dump {
     paused: Vec<Paused<Kfd>>,
     /// Contents that the streamer is taking.
     pending: Vec<(String, Pending)>,
-    /// Render nodes that came since the last `/dev/kfd`.
-    early_renders: Vec<u32>,
+    renders: Vec<Render>,
+    dmabufs: Vec<Dmabuf>,
+    /// Who made which BO, where that is needed.
+    known: Known,
+    /// The BOs of so many processes are known.
+    entered: usize,
+    shared: Shared,
+    /// How many BOs of processes have a number of their own in this dump.
+    handles: u32,
+    /// Render nodes that came since the last `/dev/kfd`, if there was one.
+    since_kfd: Vec<u32>,
 }
 
 impl Dump {
@@ -58,17 +76,18 @@ impl Dump {
         let identified = cx.system.driver().identify(fd);
         let kind = identified
             .map_err(|errno| Error::Criu { what: "show a file".into(), source: errno.into() })?;
-        match kind {
+        let kind = match kind {
             None => return Ok(false),
-            Some(DeviceKind::Kfd) => {
-                self.enter_inventory(cx)?;
-                self.kfd(cx, fd, id)?;
-            }
-            Some(DeviceKind::Render { minor }) => {
-                self.enter_inventory(cx)?;
-                cx.images().forget(&[kfd_name(id), image::sums_name(id), image::owner_name(id)])?;
-                self.render(cx, id, minor)?;
-            }
+            // Others cannot have been restored by anybody.
+            Some(DeviceKind::DmaBuf) if !cx.settings.has_late_hook => return Ok(false),
+            Some(kind) => kind,
+        };
+        self.enter_inventory(cx)?;
+        cx.images().forget(&image::all_names(id))?;
+        match kind {
+            DeviceKind::Kfd => self.kfd(cx, fd, id)?,
+            DeviceKind::Render { minor } => self.render(cx, fd, id, minor)?,
+            DeviceKind::DmaBuf => self.dmabuf(fd, id)?,
         }
         Ok(true)
     }
@@ -84,6 +103,8 @@ impl Dump {
 
     /// All tasks have been dumped; an error here still fails the dump.
     pub(super) fn late(&mut self, cx: Context<'_>) -> Result<()> {
+        self.write_dmabufs(cx)?;
+        self.write_shared(cx)?;
         self.wait_for_contents(cx)
     }
 
@@ -94,7 +115,16 @@ impl Dump {
         if !failed && let Err(error) = self.wait_for_contents(cx) {
             errors.push(error);
         }
+        if !cx.settings.has_late_hook
+            && let Err(error) = self.write_shared(cx)
+        {
+            errors.push(error);
+        }
         self.pending.clear();
+        self.known = Known::default();
+        if failed && let Err(error) = cx.images().take_back() {
+            errors.push(error);
+        }
         // One that cannot be started again must not keep the others stopped.
         for paused in self.paused.drain(..) {
             if let Err(error) = paused.unpause() {
@@ -140,13 +170,13 @@ impl Dump {
         self.topology.as_ref().ok_or(Error::GivenUp)
     }
 
-    /// Render nodes that came first belong to this process, as far as anybody can tell. (Those of
-    /// the process before are not asked for: its own `/dev/kfd` comes first when it is restored.)
-    fn own_early_renders(&mut self, cx: Context<'_>, kfd_id: u32) -> Result<()> {
-        for id in std::mem::take(&mut self.early_renders) {
-            let name = image::owner_name(id);
+    /// Render nodes that came since the process before may belong to this one: a task has it alone, and
+    /// may have opened them first.
+    fn may_own_earlier_renders(&mut self, cx: Context<'_>, kfd_id: u32) -> Result<()> {
+        for id in std::mem::take(&mut self.since_kfd) {
+            let name = image::next_owner_name(id);
             let mut bytes = Vec::new();
-            image::write_owner(&name, kfd_id, &mut bytes)?;
+            RenderOwner { kfd_id, ..RenderOwner::default() }.write(&name, &mut bytes)?;
             cx.images().write(&name, &bytes)?;
         }
         Ok(())

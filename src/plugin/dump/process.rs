@@ -1,6 +1,6 @@
 //! A process on `/dev/kfd`.
 
-use std::{collections::HashMap, os::fd::BorrowedFd, path::PathBuf};
+use std::{collections::HashMap, os::fd::BorrowedFd};
 
 use nix::errno::Errno;
 
@@ -8,7 +8,7 @@ use super::{Dump, contents, kfd_name, memory};
 use crate::{
     abi::{
         criu::Level,
-        kfd::{CriuBoBucket, CriuDeviceBucket},
+        kfd::{CriuBoBucket, CriuDeviceBucket, flags},
     },
     device::{Checkpoint, DeviceError, KFD_NODE, Kfd},
     gpu::{Contents, Paused},
@@ -23,9 +23,25 @@ use crate::{
     topology::Topology,
 };
 
+/// The image has a number for each BO that others may be of. Handles of render nodes are lower.
+const FIRST_NAME: u32 = 1 << 31;
+/// So many there are.
+const MOST_NAMES: u32 = (1 << 31) - 1;
+
 /// What is known of a process whose state was dumped.
 #[derive(Debug)]
 pub(super) struct Process {
+    /// CRIU's id of its file.
+    pub kfd_id: u32,
+    /// Where it is among those that are stopped.
+    pub paused: usize,
+    /// What the first of its BOs is called in this dump, and so on.
+    pub first_handle: u32,
+    /// For each GPU, as the process calls it: BOs that have a place in the mmap space of its render
+    /// node, by their number, and that place.
+    pub places: HashMap<u32, Vec<(u32, u64)>>,
+    /// The render node of each GPU, as the process calls it.
+    minors: HashMap<u32, u32>,
     /// For each GPU: what the process calls it, and what it is here.
     gpus: Vec<CriuDeviceBucket>,
 }
@@ -35,6 +51,11 @@ impl Process {
     pub(super) fn name_of(&self, gpu_id: u32) -> Option<u32> {
         let gpu = self.gpus.iter().find(|gpu| gpu.actual_gpu_id == gpu_id)?;
         Some(gpu.user_gpu_id)
+    }
+
+    /// The number of a GPU's render node, by what the process calls the GPU.
+    pub(super) fn minor_of(&self, gpu_id: u32) -> Option<u32> {
+        self.minors.get(&gpu_id).copied()
     }
 }
 
@@ -65,7 +86,8 @@ impl Dump {
         self.paused.push(paused);
         let Some(paused) = self.paused.last() else { return Err(Error::GivenUp) };
         let checkpoint = paused.checkpoint()?;
-        self.state(cx, id, checkpoint)
+        self.state(cx, id, checkpoint)?;
+        self.settle(cx)
     }
 
     /// Whether a file is of a process that is stopped already: stopping it twice would leave its
@@ -113,10 +135,11 @@ impl Dump {
         let name = kfd_name(id);
         let topology = self.machine_of(cx, &devices)?;
         let buckets: Vec<_> = bos.iter().map(|bo| bo.bucket).collect();
+        let first_handle = self.first_handle(buckets.len())?;
         let image = KfdImage {
             pid: info.pid,
             topology,
-            bos: buckets.iter().map(kfd_bo).collect(),
+            bos: (first_handle..).zip(&buckets).map(|(handle, bo)| kfd_bo(handle, bo)).collect(),
             objects: info.objects,
             shared_memory: memory::find(cx.system)?,
             priv_data: private.into(),
@@ -126,10 +149,18 @@ impl Dump {
         cx.images().write(&name, &bytes)?;
         let mut sums = sums_of(&bytes);
         let count = (devices.len(), buckets.len());
-        let nodes = self.nodes(cx, &devices)?;
+        let minors = self.minors(cx, &devices)?;
+        let nodes = minors.iter().map(|&(gpu_id, minor)| (gpu_id, render_path(minor))).collect();
         let contents = contents_of(nodes, bos.into_iter().map(|bo| (bo.bucket, bo.dma_buf)))?;
-        self.processes.push(Process { gpus: devices });
-        self.own_early_renders(cx, id)?;
+        self.processes.push(Process {
+            kfd_id: id,
+            paused: self.paused.len() - 1,
+            first_handle,
+            places: places(&buckets),
+            minors: minors.into_iter().collect(),
+            gpus: devices,
+        });
+        self.may_own_earlier_renders(cx, id)?;
         let total: u64 = contents.iter().filter_map(Contents::bytes).sum();
         let told = format!("{name}: {} GPUs, {} BOs, {total} bytes of contents", count.0, count.1);
         cx.say(Level::Info, &told);
@@ -160,18 +191,22 @@ impl Dump {
         Ok(topology.only(&seen).renamed(|gpu_id| names.get(&gpu_id).copied())?)
     }
 
-    /// For each GPU of the process its name, and its render node.
-    fn nodes(
-        &mut self,
-        cx: Context<'_>,
-        devices: &[CriuDeviceBucket],
-    ) -> Result<Vec<(u32, PathBuf)>> {
+    /// For each GPU of the process its name, and the number of its render node.
+    fn minors(&mut self, cx: Context<'_>, devices: &[CriuDeviceBucket]) -> Result<Vec<(u32, u32)>> {
         let topology = self.topology(cx)?;
-        let nodes = devices.iter().map(|device| {
+        let minors = devices.iter().map(|device| {
             let gpu = gpu_of(topology, device.actual_gpu_id)?;
-            Ok((device.user_gpu_id, render_path(gpu.render_minor())))
+            Ok((device.user_gpu_id, gpu.render_minor()))
         });
-        nodes.collect()
+        minors.collect()
+    }
+
+    /// What the first of so many BOs is called in this dump.
+    fn first_handle(&mut self, bos: usize) -> Result<u32> {
+        let bos = u32::try_from(bos).ok();
+        let end = bos.and_then(|bos| self.handles.checked_add(bos)).filter(|&end| end < MOST_NAMES);
+        let end = end.ok_or_else(|| Error::Unsupported(format!("more than {MOST_NAMES} BOs")))?;
+        Ok(FIRST_NAME + std::mem::replace(&mut self.handles, end))
     }
 }
 
@@ -183,17 +218,29 @@ fn gpu_of(topology: &Topology, gpu_id: u32) -> Result<&crate::topology::Node> {
     topology.gpu(gpu_id).ok_or_else(|| Error::UnknownGpu { gpu_id, why: why() })
 }
 
+/// Where BOs are in the mmap spaces of render nodes.
+fn places(buckets: &[CriuBoBucket]) -> HashMap<u32, Vec<(u32, u64)>> {
+    let mut places: HashMap<_, Vec<_>> = HashMap::new();
+    for (number, bo) in (0..).zip(buckets) {
+        if bo.alloc_flags & (flags::VRAM | flags::GTT) != 0 {
+            places.entry(bo.gpu_id).or_default().push((number, bo.offset));
+        }
+    }
+    places
+}
+
 fn sums_of(image: &[u8]) -> Sums {
     Sums { kfd: (image.len() as u64, Crc32::of(image).value), gpus: Vec::new() }
 }
 
-fn kfd_bo(bucket: &CriuBoBucket) -> KfdBo {
+fn kfd_bo(handle: u32, bucket: &CriuBoBucket) -> KfdBo {
     KfdBo {
         addr: bucket.addr,
         size: bucket.size,
         offset: bucket.offset,
         alloc_flags: bucket.alloc_flags,
         gpu_id: bucket.gpu_id,
-        handle: None,
+        // Only what can be shared has a name.
+        handle: (bucket.alloc_flags & (flags::VRAM | flags::GTT) != 0).then_some(handle),
     }
 }

@@ -9,10 +9,9 @@ use std::{
     io::{ErrorKind, Read},
     sync::Arc,
     thread,
-    time::Duration,
 };
 
-use crossbeam_channel::{SendTimeoutError, Sender};
+use crossbeam_channel::Sender;
 
 use super::super::{
     error::{Error, Result, from_gpu},
@@ -25,9 +24,6 @@ use crate::{
     ring::{Budget, Chunk, Ring},
     stage::is_zero,
 };
-
-/// How often a wait looks up whether there is still a reason to wait.
-const LOOK_UP: Duration = Duration::from_millis(50);
 
 /// Fills the BOs of all GPUs of a process.
 pub(super) fn restore(
@@ -64,13 +60,65 @@ pub(super) fn restore(
     let watch = restore.watch();
     let feeds = feeds.into_iter().zip(senders).map(|((name, bytes, sums), writes)| Feed {
         name,
+        start: 0,
         bytes,
-        sums,
+        has_size: true,
+        sums: sums.map(|sums| sums.blocks),
         writes,
         ring: ring.clone(),
         watch: watch.clone(),
     });
-    match feed(images, feeds.collect()) {
+    finish(restore, feed(images, feeds.collect()), &process)
+}
+
+/// A file with the contents of one BO.
+pub(super) struct Part {
+    pub name: String,
+    /// Bytes of contents.
+    pub bytes: u64,
+    /// Their checksums; without any, the file is one that does not say its size either.
+    pub sums: Option<Vec<u32>>,
+}
+
+/// Fills the BOs of a GPU from one file each, in the same order; `whose` they are, for messages.
+pub(super) fn restore_parts(
+    images: Images<'_>,
+    driver: &Arc<dyn Driver>,
+    budget: Budget,
+    whose: &str,
+    parts: Vec<Part>,
+    contents: Contents,
+) -> Result<()> {
+    let ring = budget.ring(1)?;
+    let jobs = vec![RestoreJob { contents }];
+    let started = Restore::<Error>::start(driver, &ring, jobs, gpu::Options::default());
+    let (restore, senders) = started.map_err(|error| from_gpu(whose, error))?;
+    let Some(writes) = senders.into_iter().next() else { return Err(Error::GivenUp) };
+    let watch = restore.watch();
+    let mut start = 0;
+    let fed = parts.into_iter().try_for_each(|part| {
+        let feed = Feed {
+            name: part.name,
+            start,
+            bytes: part.bytes,
+            has_size: part.sums.is_some(),
+            sums: part.sums,
+            writes: writes.clone(),
+            ring: ring.clone(),
+            watch: watch.clone(),
+        };
+        start += part.bytes;
+        let file = feed.open(images)?;
+        feed.run(file)
+    });
+    drop(writes);
+    finish(restore, fed, whose)
+}
+
+/// The end, after all that was read was given to the GPUs, or could not be.
+fn finish(restore: Restore<Error>, fed: Result<()>, whose: &str) -> Result<()> {
+    let failed = |error| from_gpu(whose, error);
+    match fed {
         Ok(()) => restore.finish(&mut || Ok(())).map(drop).map_err(failed),
         Err(Error::GivenUp) => Err(failed(restore.give_up())),
         Err(error) => {
@@ -165,17 +213,35 @@ fn feed(images: Images<'_>, feeds: Vec<Feed>) -> Result<()> {
     })
 }
 
-/// Reads the contents of one GPU.
+/// Reads contents of a GPU: all of them, or those of one BO.
 struct Feed {
     name: String,
+    /// Where among the GPU's contents they begin.
+    start: u64,
     bytes: u64,
-    sums: Option<GpuSums>,
+    /// Whether the file says what size it has.
+    has_size: bool,
+    sums: Option<Vec<u32>>,
     writes: Sender<Write>,
     ring: Ring,
     watch: Watch,
 }
 
 impl Feed {
+    /// Opens the file: it has as many bytes as the BOs.
+    fn open(&self, images: Images<'_>) -> Result<File> {
+        let file = images.open(&self.name)?;
+        let mut file = file.ok_or_else(|| content(&self.name, "it is missing"))?;
+        let size = framing::read_size(&self.name, &mut file)?;
+        if self.has_size && size != self.bytes {
+            let bytes = self.bytes;
+            let what =
+                format!("damaged: it has contents of {size} bytes, and the BOs have {bytes}");
+            return Err(content(&self.name, &what));
+        }
+        Ok(file)
+    }
+
     fn run(self, mut file: File) -> Result<()> {
         let mut sums = BlockSums::default();
         let (mut offset, mut checked) = (0, 0);
@@ -189,8 +255,9 @@ impl Feed {
             }
             if is_zero(&chunk[..len]) {
                 drop(chunk);
-                self.send(Write::Zeros { offset, len: len as u64 })?;
+                self.send(Write::Zeros { offset: self.start + offset, len: len as u64 })?;
             } else {
+                let offset = self.start + offset;
                 self.send(Write::Bytes { offset, chunk, range: 0..len })?;
             }
             offset += len as u64;
@@ -220,8 +287,8 @@ impl Feed {
     }
 
     /// Compares the blocks from `checked` on.
-    fn check(&self, known: &GpuSums, found: &[u32], checked: usize) -> Result<usize> {
-        let blocks = found.iter().zip(&known.blocks).skip(checked);
+    fn check(&self, known: &[u32], found: &[u32], checked: usize) -> Result<usize> {
+        let blocks = found.iter().zip(known).skip(checked);
         if let Some(at) = blocks.clone().position(|(found, known)| found != known) {
             let block = (checked + at) as u64 * u64::from(BLOCK_BYTES);
             let what = format!(
@@ -234,27 +301,11 @@ impl Feed {
     }
 
     fn take(&self) -> Result<Chunk> {
-        loop {
-            if self.watch.is_failing() {
-                return Err(Error::GivenUp);
-            }
-            if let Some(chunk) = self.ring.take(LOOK_UP) {
-                return Ok(chunk);
-            }
-        }
+        self.watch.take(&self.ring).ok_or(Error::GivenUp)
     }
 
-    fn send(&self, mut write: Write) -> Result<()> {
-        loop {
-            match self.writes.send_timeout(write, LOOK_UP) {
-                Ok(()) => return Ok(()),
-                Err(SendTimeoutError::Timeout(_)) if self.watch.is_failing() => {
-                    return Err(Error::GivenUp);
-                }
-                Err(SendTimeoutError::Timeout(back)) => write = back,
-                Err(SendTimeoutError::Disconnected(_)) => return Err(Error::GivenUp),
-            }
-        }
+    fn send(&self, write: Write) -> Result<()> {
+        self.watch.send(&self.writes, write).ok_or(Error::GivenUp)
     }
 }
 

@@ -4,7 +4,8 @@
 //!  RESTORE_EXT_FILE /dev/kfd    place     which GPU here for which GPU of the checkpoint
 //!                               process   the driver makes BOs, queues, events
 //!                               contents  into the BOs
-//!                   renderD*    the file that the driver was given for that GPU
+//!                   renderD*    render    the file that KFD was given for that GPU, or another; BOs
+//!                   dma-buf               of a BO that is there
 //!  UPDATE_VMA_MAP               vma       where a mapping is now
 //!  RESUME_DEVICES_LATE          resume    in CRIU itself, when all tasks are there
 //! ```
@@ -20,12 +21,14 @@ use super::{
     error::{Error, Result},
     host::Host,
 };
-use crate::image::{self, ImageName, RenderNode};
+use crate::image::ImageName;
 
 mod contents;
+mod gem;
 mod memory;
 mod place;
 mod process;
+mod render;
 mod resume;
 mod vma;
 
@@ -36,6 +39,9 @@ pub(super) use vma::{IMPOSSIBLE_OFFSET, Moved};
 #[derive(Debug, Default)]
 pub(super) struct Restore {
     processes: Vec<Restored>,
+    renders: Vec<render::Render>,
+    /// Render nodes that are being restored before CRIU asks for them.
+    under_way: Vec<u32>,
     chain: vma::Chain,
 }
 
@@ -46,6 +52,8 @@ struct Restored {
     /// Its `/dev/kfd`, where a render node had it restored before CRIU asked for it.
     kfd: Option<Stored>,
     gpus: Vec<Gpu>,
+    /// Dma-bufs of the BOs that others are of, by the BOs' place in the image.
+    shared: Vec<(u32, Stored)>,
     moves: vma::Moves,
 }
 
@@ -56,12 +64,14 @@ struct Gpu {
     gpu_id: u32,
     /// The number of its render node where the process was dumped.
     old_minor: u32,
+    /// The number of its render node here.
+    minor: u32,
     /// The open render node that the driver was given.
     render: Stored,
 }
 
 /// A descriptor in CRIU's store.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stored(i32);
 
 impl Stored {
@@ -82,6 +92,10 @@ impl Restore {
         if let Some(kfd) = known.and_then(|process| process.kfd) {
             return Ok(Some(kfd.get(cx.host)?));
         }
+        let known = self.renders.iter().find(|render| render.id == id);
+        if let Some(render) = known {
+            return Ok(Some(render.file.get(cx.host)?));
+        }
         let images = cx.images();
         let name = ImageName::Kfd { id }.to_string();
         if let Some(bytes) = images.read(&name)? {
@@ -91,52 +105,31 @@ impl Restore {
         }
         let name = ImageName::Render { id }.to_string();
         if let Some(bytes) = images.read(&name)? {
-            let image = RenderNode::read(&name, &mut bytes.as_slice())?;
-            return self.render(cx, id, &name, &image).map(Some);
+            return self.render(cx, id, &bytes).map(Some);
+        }
+        let name = ImageName::Dmabuf { id }.to_string();
+        if cx.settings.has_late_hook
+            && let Some(bytes) = images.read(&name)?
+        {
+            return self.dmabuf(cx, id, &bytes).map(Some);
         }
         Ok(None)
     }
 
-    fn render(
-        &mut self,
-        cx: Context<'_>,
-        id: u32,
-        name: &str,
-        image: &RenderNode,
-    ) -> Result<OwnedFd> {
-        if self.processes.iter().all(|process| process.gpus.is_empty()) {
-            self.owner_first(cx, id)?;
-        }
-        let gpus = || self.processes.iter().flat_map(|process| &process.gpus);
-        // Its number is what it is; what it was called depends on who was asked.
-        let by_minor = image.render_minor.filter(|&minor| minor != 0);
-        let by_minor = by_minor.and_then(|minor| gpus().find(|gpu| gpu.old_minor == minor));
-        let found = by_minor.or_else(|| gpus().find(|gpu| gpu.gpu_id == image.gpu_id));
-        match found {
-            Some(gpu) => gpu.render.get(cx.host),
-            None => Err(Error::Content {
-                file: name.to_owned(),
-                what: format!(
-                    "it is an open render node of GPU {:#06x}, and no process of this task uses that GPU through /dev/kfd: such a process cannot be restored",
-                    image.gpu_id
-                ),
-            }),
-        }
-    }
-
-    /// A render node that comes before its `/dev/kfd`: restores that one first.
-    fn owner_first(&mut self, cx: Context<'_>, render_id: u32) -> Result<()> {
-        let images = cx.images();
-        let name = image::owner_name(render_id);
-        let Some(bytes) = images.read(&name)? else { return Ok(()) };
-        let kfd_id = image::read_owner(&name, &mut bytes.as_slice())?;
+    /// Restores a process before CRIU asks for its `/dev/kfd`.
+    fn kfd_first(&mut self, cx: Context<'_>, kfd_id: u32) -> Result<()> {
         let name = ImageName::Kfd { id: kfd_id }.to_string();
         let missing = || Error::Content { file: name.clone(), what: "it is missing".into() };
-        let bytes = images.read(&name)?.ok_or_else(missing)?;
+        let bytes = cx.images().read(&name)?.ok_or_else(missing)?;
         let (kfd, restored) = process::restore(cx, kfd_id, &name, &bytes)?;
         let kfd = Stored::put(cx.host, kfd.as_fd())?;
-        let bare = || Restored { kfd_id, kfd: None, gpus: Vec::new(), moves: Default::default() };
-        let restored = restored.unwrap_or_else(bare);
+        let restored = restored.unwrap_or_else(|| Restored {
+            kfd_id,
+            kfd: None,
+            gpus: Vec::new(),
+            shared: Vec::new(),
+            moves: vma::Moves::default(),
+        });
         self.processes.push(Restored { kfd: Some(kfd), ..restored });
         Ok(())
     }
@@ -149,6 +142,6 @@ impl Restore {
         offset: u64,
     ) -> Result<Option<Moved>> {
         let Some(device) = vma::device(path) else { return Ok(None) };
-        vma::update(&mut self.chain, &self.processes, cx, device, offset)
+        vma::update(&mut self.chain, (&self.processes, &self.renders), cx, device, offset)
     }
 }

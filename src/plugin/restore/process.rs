@@ -20,7 +20,7 @@ use crate::{
     device::{Kfd, RestoredBo},
     gpu::Contents,
     handoff::{Direction, Job},
-    image::{KfdBo, KfdImage, Sums, sums_name},
+    image::{KfdBo, KfdImage, Sums, read_shared, shared_name, sums_name},
     stage::Crc32,
 };
 
@@ -54,15 +54,30 @@ pub(super) fn restore(
         moves.add(old, new.bucket.restored_offset);
     }
     let total = restored.len();
+    let shared = shared(cx, id, &restored)?;
     fill(cx, id, sums, &placed, restored)?;
     let gpus = placed.into_iter().map(|gpu| {
         let render = Stored::put(cx.host, gpu.render.as_fd())?;
-        Ok(Gpu { gpu_id: gpu.gpu_id, old_minor: gpu.old_minor, render })
+        Ok(Gpu { gpu_id: gpu.gpu_id, old_minor: gpu.old_minor, minor: gpu.minor, render })
     });
     let gpus = gpus.collect::<Result<Vec<_>>>()?;
     cx.host.count_restored();
     cx.say(Level::Info, &format!("{name}: {} GPUs and {total} BOs are restored", gpus.len()));
-    Ok((kfd.into_file()?, Some(Restored { kfd_id: id, kfd: None, gpus, moves })))
+    Ok((kfd.into_file()?, Some(Restored { kfd_id: id, kfd: None, gpus, shared, moves })))
+}
+
+/// Keeps the dma-bufs of those BOs that render nodes and dma-bufs are of.
+fn shared(cx: Context<'_>, id: u32, restored: &[RestoredBo]) -> Result<Vec<(u32, Stored)>> {
+    let name = shared_name(id);
+    let Some(bytes) = cx.images().read(&name)? else { return Ok(Vec::new()) };
+    let shared = read_shared(&name, &mut bytes.as_slice())?.into_iter().map(|bo| {
+        let at = usize::try_from(bo).unwrap_or(usize::MAX);
+        let dma_buf = restored.get(at).and_then(|bo| bo.dma_buf.as_ref());
+        let what = || format!("damaged: BO {bo} is none that others can be of");
+        let dma_buf = dma_buf.ok_or_else(|| Error::Content { file: name.clone(), what: what() })?;
+        Ok((bo, Stored::put(cx.host, dma_buf.as_fd())?))
+    });
+    shared.collect()
 }
 
 /// The process's checksums, if it has any: the state's is right.

@@ -21,9 +21,14 @@ use super::{
         context::Context,
         error::{Error, Result},
     },
-    Restored,
+    Restored, Stored,
+    render::Render,
 };
-use crate::{abi::kfd::flags, device::DeviceKind, image::KfdBo};
+use crate::{
+    abi::kfd::flags,
+    device::DeviceKind,
+    image::{DrmBo, KfdBo},
+};
 
 /// An offset at which no device has anything: mapping there fails, and the restore with it. CRIU
 /// does not take a no for an answer in this hook.
@@ -67,6 +72,14 @@ impl Moves {
         self.0.push(Move { gpu_id: (!of_kfd).then_some(bo.gpu_id), old, new });
     }
 
+    /// A BO of a render node was at one place and is at another.
+    pub(super) fn add_gem(&mut self, gpu_id: u32, bo: &DrmBo, new: u64, is_import: bool) {
+        let old = bo.offset..bo.offset.saturating_add(bo.size);
+        let moved = Move { gpu_id: Some(gpu_id), old, new };
+        // Those of another device may have places of that device's.
+        if is_import { self.0.push(moved) } else { self.0.insert(0, moved) }
+    }
+
     fn find(&self, gpu_id: Option<u32>, offset: u64) -> Option<u64> {
         let found =
             self.0.iter().find(|moved| moved.gpu_id == gpu_id && moved.old.contains(&offset))?;
@@ -91,6 +104,8 @@ pub(super) fn device(path: &str) -> Option<DeviceKind> {
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     device: Option<DeviceKind>,
+    /// What CRIU was given for it.
+    file: Option<Stored>,
     /// The lowest descriptor that was free when CRIU had been given the run's.
     free: Option<i32>,
 }
@@ -102,8 +117,8 @@ impl Chain {
         self.device == Some(device) && self.free == Some(file.as_raw_fd())
     }
 
-    fn begins(&mut self, device: DeviceKind, file: &OwnedFd) {
-        (self.device, self.free) = (Some(device), lowest_free(file));
+    fn begins(&mut self, device: DeviceKind, stored: Stored, file: &OwnedFd) {
+        (self.device, self.file, self.free) = (Some(device), Some(stored), lowest_free(file));
     }
 }
 
@@ -115,7 +130,7 @@ fn lowest_free(any: &OwnedFd) -> Option<i32> {
 /// See [`Restore::mapping`](super::Restore::mapping).
 pub(super) fn update(
     chain: &mut Chain,
-    processes: &[Restored],
+    (processes, renders): (&[Restored], &[Render]),
     cx: Context<'_>,
     device: DeviceKind,
     offset: u64,
@@ -126,6 +141,8 @@ pub(super) fn update(
         ))
     };
     match device {
+        // No path is one.
+        DeviceKind::DmaBuf => Ok(None),
         DeviceKind::Kfd => {
             // CRIU opens the path, which breaks any run.
             *chain = Chain::default();
@@ -142,14 +159,30 @@ pub(super) fn update(
                 // container may have had the node under another name.
                 let known = process.gpus.iter().any(|gpu| gpu.old_minor == minor);
                 let mut gpus = process.gpus.iter().filter(|gpu| !known || gpu.old_minor == minor);
-                gpus.find_map(|gpu| Some((gpu, process.moves.find(Some(gpu.gpu_id), offset)?)))
+                gpus.find_map(|gpu| {
+                    Some((gpu.render, process.moves.find(Some(gpu.gpu_id), offset)?))
+                })
             });
-            let (gpu, offset) = found.ok_or_else(nowhere)?;
-            let file = gpu.render.get(cx.host)?;
+            let found = found.or_else(|| {
+                let known = renders.iter().any(|render| render.old_minor == minor);
+                let mut renders =
+                    renders.iter().filter(|render| !known || render.old_minor == minor);
+                renders.find_map(|render| {
+                    Some((render.file, render.moves.find(Some(render.gpu_id), offset)?))
+                })
+            });
+            let (stored, new) = found.ok_or_else(nowhere)?;
+            let file = stored.get(cx.host)?;
             if chain.goes_on(device, &file) {
-                return Ok(Some(Moved { offset, file: None }));
+                if chain.file != Some(stored) {
+                    return Err(Error::Unsupported(format!(
+                        "a mapping of {device:?} at offset {offset:#x} follows one of another open file of that node: CRIU maps both from one file, which cannot be done"
+                    )));
+                }
+                return Ok(Some(Moved { offset: new, file: None }));
             }
-            chain.begins(device, &file);
+            let offset = new;
+            chain.begins(device, stored, &file);
             Ok(Some(Moved { offset, file: Some(file) }))
         }
     }

@@ -1,7 +1,7 @@
 //! An application's calls, through any driver: in this process or through a daemon.
 
 use std::{
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
     path::Path,
 };
 
@@ -10,11 +10,12 @@ use memmap2::MmapMut;
 use super::super::{KernelRelease, Machine, Profile, kfd};
 use crate::{
     abi::{
-        amdgpu::{GEM_CREATE, GemCreateIn, domain},
+        amdgpu::{GEM_CREATE, GEM_USERPTR, GemCreateIn, GemUserptr, domain, userptr},
+        drm::{CLOEXEC, RDWR},
         kfd::{
             ACQUIRE_VM, ALLOC_MEMORY_OF_GPU, AcquireVm, AllocMemoryOfGpu, CREATE_EVENT,
-            CREATE_QUEUE, CreateEvent, CreateQueue, GET_VERSION, GetVersion, MAP_MEMORY_TO_GPU,
-            MapMemoryToGpu, event_type, flags, queue_type,
+            CREATE_QUEUE, CreateEvent, CreateQueue, EXPORT_DMABUF, ExportDmabuf, GET_VERSION,
+            GetVersion, MAP_MEMORY_TO_GPU, MapMemoryToGpu, event_type, flags, queue_type,
         },
     },
     device::{DeviceError, DeviceMemory, Driver, KFD_NODE, Node},
@@ -253,6 +254,24 @@ impl Program {
     /// The memory that was asked for, in the order of the plan.
     pub fn bos(&self) -> &[AppBo] {
         &self.bos
+    }
+
+    /// Memory of the process, through the render node of a GPU alone: it must stay mapped for as
+    /// long as the program has its files, and nobody may mind what is in it.
+    pub fn user_gem(&self, gpu: usize, addr: u64, size: u64) -> Result<(), DeviceError> {
+        let flags = userptr::ANONONLY | userptr::VALIDATE | userptr::REGISTER;
+        let mut args = GemUserptr { addr, size, flags, handle: 0 };
+        // SAFETY: nothing is ever submitted that uses it.
+        unsafe { self.gpu(gpu)?.render.call(&GEM_USERPTR, &mut args) }
+    }
+
+    /// A dma-buf of memory.
+    pub fn export(&self, bo: &AppBo) -> Result<OwnedFd, DeviceError> {
+        let mut args = ExportDmabuf { handle: bo.handle, flags: CLOEXEC | RDWR, dmabuf_fd: 0 };
+        // SAFETY: the argument has no addresses.
+        unsafe { self.kfd.call(&EXPORT_DMABUF, &mut args) }?;
+        // SAFETY: the driver opened it during the call that has just returned, and told nobody else.
+        Ok(unsafe { OwnedFd::from_raw_fd(args.dmabuf_fd.cast_signed()) })
     }
 
     /// The memory that a runtime needs besides: events, doorbells, queues.

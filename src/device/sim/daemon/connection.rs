@@ -142,6 +142,20 @@ impl Connection {
                 reply.end(adopted, &[]);
                 adopted.ok()
             }
+            (Request::What { version, device, inode }, None) => {
+                let inode = Inode { device, number: inode };
+                let kind = match version {
+                    wire::VERSION => dispatch::kind_of(&self.host, inode),
+                    _ => Err(Errno::EPROTO),
+                };
+                match kind {
+                    Ok(Some(kind)) => reply.end(Ok(()), &wire::encode_kind(kind)),
+                    Ok(None) => reply.end(Err(Errno::EBADF), &[]),
+                    Err(errno) => reply.end(Err(errno), &[]),
+                }
+                // It is no file.
+                None
+            }
             (Request::Check, Some(file)) => {
                 match dispatch::kind(&self.host, file.id) {
                     Ok(kind) => reply.end(Ok(()), &wire::encode_kind(kind)),

@@ -357,6 +357,14 @@ fn a_device_node_can_stand_for_an_open_file() {
     let handle = adopted.create(4096, domain::GTT).unwrap();
     drop(render);
     adopted.close(handle).unwrap();
+    let node = RenderNode::open(driver, Path::new("/dev/dri/renderD128")).unwrap();
+    let handle = node.create(4096, domain::GTT).unwrap();
+    let dma_buf = node.export(handle).unwrap();
+    node.close(handle).unwrap();
+    assert_eq!(driver.identify(dma_buf.as_fd()), Ok(Some(DeviceKind::DmaBuf)));
+    let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+    let other = nix::sys::memfd::memfd_create("dmabuf", flags).unwrap();
+    assert_eq!(driver.identify(other.as_fd()), Ok(None));
     assert_eq!(driver.identify(File::open("/dev/null").unwrap().as_fd()), Ok(None));
     assert_eq!(driver.identify(File::open(served.dir.path()).unwrap().as_fd()), Ok(None));
 }

@@ -1,5 +1,7 @@
 //! Objects: made, wrapped around memory of a process, closed, asked about.
 
+use std::sync::Arc;
+
 use nix::errno::Errno;
 
 use super::{context::answer, handles::User};
@@ -8,7 +10,7 @@ use crate::{
         Plain,
         amdgpu::{
             GemCreateIn, GemListHandles, GemListHandlesEntry, GemMmapIn, GemOp, GemUserptr,
-            GemVmEntry, create as flag, domain, gem_op, userptr as user_flag,
+            GemVmEntry, create as flag, domain, gem_op, list_flag, userptr as user_flag,
         },
         drm::{GemChangeHandle, GemClose},
     },
@@ -40,8 +42,6 @@ const NEWER_FLAGS: u64 = FLAGS
     | flag::COHERENT
     | flag::UNCACHED
     | flag::EXT_COHERENT;
-/// In GEM_LIST_HANDLES: the object was imported from another GPU.
-const IS_IMPORT: u32 = 1;
 
 pub(super) fn create(
     host: &SimHost,
@@ -119,8 +119,9 @@ pub(super) fn userptr(
     } else {
         (call.memory.promised_memory(), User::Promised { anonymous })
     };
+    // It prefers to be where the GPU reaches it.
     let create =
-        GemCreateIn { bo_size: user.size, alignment: 0, domains: domain::CPU, domain_flags: 0 };
+        GemCreateIn { bo_size: user.size, alignment: 0, domains: domain::GTT, domain_flags: 0 };
     let store = Store::User { memory, address: user.addr, pid: call.pid };
     let mut state = host.state();
     let gpu = state.render(call.file)?.gpu;
@@ -172,7 +173,8 @@ pub(super) fn op(host: &SimHost, call: &mut Call<'_>, op: &mut GemOp) -> nix::Re
         gem_op::SET_PLACEMENT => Ok(()),
         gem_op::GET_MAPPING_INFO if newer => {
             let vm = file.vm();
-            let mine = vm.iter().filter(|(_, mapped)| mapped.handle == op.handle);
+            // Of the object, whoever mapped it: KFD perhaps.
+            let mine = vm.iter().filter(|(_, mapped)| Arc::ptr_eq(&mapped.object, &object));
             let entries: Vec<_> = mine
                 .map(|(addr, mapped)| GemVmEntry {
                     addr,
@@ -204,11 +206,12 @@ pub(super) fn list_handles(
         let object = &handle.object;
         GemListHandlesEntry {
             gem_handle,
-            flags: if object.gpu == file.gpu { 0 } else { IS_IMPORT },
+            flags: if object.gpu == file.gpu { 0 } else { list_flag::IS_IMPORT },
             size: object.size,
             preferred_domains: object.create.domains,
             alloc_flags: object.create.domain_flags & !flag::VRAM_WIPE_ON_RELEASE,
-            alignment: object.create.alignment,
+            // In pages, unlike everywhere else.
+            alignment: object.create.alignment / PAGE,
         }
     };
     let entries: Vec<_> = file.handles.iter().map(entry).collect();
