@@ -131,9 +131,18 @@ impl Criu {
         Ok(Criu { plugins: vec![plugin], ..Self::bare(flavour)? })
     }
 
+    /// The same with its files in a directory in this one.
+    pub fn new_in(flavour: Flavour, dir: &Path) -> io::Result<Self> {
+        Ok(Criu { plugins: vec![plugin()?], ..Self::bare_in(flavour, dir)? })
+    }
+
     /// One without plugins.
     pub fn bare(flavour: Flavour) -> io::Result<Self> {
-        let dir = tempfile::Builder::new().prefix("criu").tempdir()?;
+        Self::bare_in(flavour, &env::temp_dir())
+    }
+
+    fn bare_in(flavour: Flavour, dir: &Path) -> io::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("criu").tempdir_in(dir)?;
         fs::create_dir(dir.path().join("images"))?;
         Ok(Criu {
             flavour,
