@@ -31,9 +31,12 @@ pub fn measure(options: &Options) -> Result<Vec<Row>> {
     let mut without = [0; 2];
     for bytes in [0].into_iter().chain(sizes) {
         // One BO: whoever takes a BO at a time would be seen.
-        let bos: Vec<_> = (bytes > 0).then(|| format!("--bo=vram:0:{bytes}")).into_iter().collect();
+        let memory = match bytes {
+            0 => "--only-kfd".to_owned(),
+            bytes => format!("--bo=vram:0:{bytes}"),
+        };
         let lab = Lab::new(SimulatedMachine::start(&spec)?, options.disk.as_deref())?;
-        let process = lab.process("app", &bos)?;
+        let process = lab.process("app", &[memory])?;
         for ((way, how, most), without) in ways.iter().zip(&mut without) {
             let cost = lab.dump(&process, *how)?;
             eprintln!("  {way}, {} MiB: {} KiB", bytes >> 20, cost.peak >> 10);

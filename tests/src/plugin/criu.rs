@@ -78,6 +78,7 @@ pub struct Criu {
     options: Vec<String>,
     stream: bool,
     log_level: u32,
+    data_limit: Option<u64>,
 }
 
 /// A restored process. It ends when what it was restored with is dropped.
@@ -152,6 +153,7 @@ impl Criu {
             options: Vec::new(),
             stream: false,
             log_level: 2,
+            data_limit: None,
         })
     }
 
@@ -198,6 +200,13 @@ impl Criu {
         self
     }
 
+    /// The same with at most so many bytes of data in each of its processes, by the kernel's count.
+    #[must_use]
+    pub fn with_data(mut self, limit: u64) -> Self {
+        self.data_limit = Some(limit);
+        self
+    }
+
     /// Its images directory.
     pub fn images(&self) -> PathBuf {
         self.dir.path().join("images")
@@ -239,7 +248,15 @@ impl Criu {
 
     fn command(&self, machine: &SimulatedMachine, what: &str) -> io::Result<Command> {
         let path = |name: &str| self.dir.path().join(name);
-        let mut command = Command::new(program(self.flavour.program())?);
+        let host = program(self.flavour.program())?;
+        let mut command = match self.data_limit {
+            Some(limit) => {
+                let mut command = Command::new("prlimit");
+                command.arg(format!("--data={limit}")).arg(host);
+                command
+            }
+            None => Command::new(host),
+        };
         for name in ["KFD_MAX_BUFFER_SIZE", "KFD_NUMA_CHECK"] {
             command.env_remove(name);
         }

@@ -19,7 +19,17 @@ fn run_criu(
     plugins: Option<&Path>,
     env: &[(&str, &OsStr)],
 ) -> Result<String> {
-    let mut command = Command::new(criu.path());
+    run_as_criu(Command::new(criu.path()), words, images, plugins, env)
+}
+
+/// The same, with this command.
+fn run_as_criu(
+    mut command: Command,
+    words: &[&str],
+    images: &Path,
+    plugins: Option<&Path>,
+    env: &[(&str, &OsStr)],
+) -> Result<String> {
     command.args(words).arg("-D").arg(images).stdin(Stdio::null());
     if let Some(plugins) = plugins {
         command.arg("-L").arg(plugins);
@@ -266,6 +276,58 @@ fn a_streamer_that_fails_fails_the_dump_and_the_process_goes_on() -> Result<()> 
         assert_eq!(case.here.left_stopped()?, Vec::<String>::new());
         assert_eq!(memory(&case.here, case.process.pid)?, case.before);
         assert!(!disk.join("image").exists());
+        Ok(())
+    })
+}
+
+/// Bytes of data that CRIU has itself: a dump without GPU memory takes no more.
+const CRIU_DATA: u64 = 16 * MIB;
+/// What the plugin may need beside its buffers.
+const PLUGIN_DATA: u64 = 16 * MIB;
+
+/// Dumps a process, which goes on, with a limit on CRIU's data that the kernel holds.
+fn dump_under(
+    limit: u64,
+    criu: &Criu,
+    machine: &SimulatedMachine,
+    app: &str,
+    streamed: bool,
+) -> Result<()> {
+    let case = Case::new()?;
+    let process = GpuProcess::start(machine, &case.scratch.dir("app")?, &[app.to_owned()])?;
+    let plugins = plugins(&case.scratch)?;
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--data={limit}")).arg(criu.path());
+    let target = process.target();
+    let mut words = vec!["dump", "-v4", "-o", "dump.log", "--leave-running", "-t", &target];
+    let mut capture = None;
+    if streamed {
+        words.push("--stream");
+        let start = case.capture(&["capture"]);
+        let mut started = GpuCase::streamer(machine, start).start()?;
+        started.ready(SHORT)?;
+        capture = Some(started);
+    }
+    let env = [machine.env(), ("KFD_MAX_BUFFER_SIZE", "8M".as_ref())];
+    run_as_criu(command, &words, &case.source, Some(&plugins), &env)?;
+    if let Some(mut capture) = capture {
+        capture.succeeds(LONG)?;
+    }
+    Ok(())
+}
+
+/// Contents that were handed over are none of CRIU's business; to files they go through buffers.
+#[test]
+fn criu_needs_no_more_memory_for_more_vram() -> Result<()> {
+    with_each_criu(|criu| {
+        let spec = MachineSpec { vram: 768 * MIB, ..MachineSpec::gpus(1) };
+        let machine = SimulatedMachine::start(&spec)?;
+        for streamed in [true, false] {
+            dump_under(CRIU_DATA, criu, &machine, "--only-kfd", streamed)?;
+            let buffers = if streamed { 0 } else { 8 * MIB };
+            let limit = CRIU_DATA + buffers + PLUGIN_DATA;
+            dump_under(limit, criu, &machine, "--bo=vram:0:640M", streamed)?;
+        }
         Ok(())
     })
 }
