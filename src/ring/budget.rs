@@ -111,6 +111,20 @@ impl Budget {
         let (chunk_bytes, chunks) = self.shape(gpus);
         Ring::new(chunk_bytes, chunks)
     }
+
+    /// The same for so many bytes altogether: no larger than they need, since fresh memory costs as
+    /// much time as copies do. That is an eighth of them, or what GPUs need to overlap, or as many
+    /// chunks as there are altogether, with one more for each GPU, whose last one is not full.
+    pub fn ring_for(&self, gpus: usize, bytes: u64) -> Result<Ring, RingError> {
+        let (chunk_bytes, chunks) = self.shape(gpus);
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let power = bytes.checked_next_power_of_two().unwrap_or(usize::MAX);
+        let chunk_bytes = chunk_bytes.min(power.max(page_bytes()));
+        let overlap = CHUNKS_FOR_A_GPU.saturating_mul(gpus);
+        let enough = (bytes / 8 / chunk_bytes).max(overlap);
+        let all = (bytes / chunk_bytes).saturating_add(gpus);
+        Ring::new(chunk_bytes, chunks.min(enough).min(all).max(FEWEST_CHUNKS))
+    }
 }
 
 fn least() -> usize {
@@ -199,6 +213,21 @@ mod tests {
             let low = 1usize << shift;
             check(low + part % low, gpus);
         }
+    }
+
+    #[test]
+    fn little_to_copy_takes_a_small_ring() {
+        let shape = |gpus, bytes| {
+            let ring = Budget::default().ring_for(gpus, bytes).unwrap();
+            (ring.chunk_bytes(), ring.chunks())
+        };
+        assert_eq!([shape(8, 0), shape(1, 0), shape(0, 0)], [(PAGE, 8), (PAGE, 2), (PAGE, 2)]);
+        assert_eq!([shape(1, 60 << 10), shape(8, 1 << 20)], [(64 << 10, 2), (1 << 20, 9)]);
+        assert_eq!([shape(1, 9 << 20), shape(8, (33 << 20) + 1)], [(4 << 20, 3), (4 << 20, 16)]);
+        assert_eq!([shape(1, 64 << 20), shape(8, 2 << 30)], [(4 << 20, 4), (4 << 20, 64)]);
+        assert_eq!([shape(1, 1 << 40), shape(2, u64::MAX)], [(4 << 20, 16), (4 << 20, 32)]);
+        let small = Budget::parse("8K").unwrap().ring_for(64, 1 << 40).unwrap();
+        assert_eq!((small.chunk_bytes(), small.chunks()), (PAGE, 2));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod bench_plugin;
 pub mod deadline;
 pub mod fake_criu;
 pub mod images;

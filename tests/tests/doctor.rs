@@ -82,9 +82,9 @@ impl Scene {
 
 /// The states of all checks, or of those with a name.
 fn states(json: &Value, name: Option<&str>) -> Vec<String> {
-    let checks = json["checks"].as_array().unwrap().iter();
+    let checks = json["checks"].as_array().into_iter().flatten();
     let of_name = checks.filter(|check| name.is_none_or(|name| check["check"] == name));
-    of_name.map(|check| check["state"].as_str().unwrap().to_owned()).collect()
+    of_name.map(|check| check["state"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
 #[test]

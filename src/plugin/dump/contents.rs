@@ -37,7 +37,8 @@ pub(super) fn dump(
     if gpus == 0 {
         return Ok(Vec::new());
     }
-    let ring = budget.ring(gpus)?;
+    let bytes = contents.iter().filter_map(Contents::bytes).fold(0, u64::saturating_add);
+    let ring = budget.ring_for(gpus, bytes)?;
     let (ended, ends) = crossbeam_channel::bounded(gpus);
     let jobs = contents.into_iter().map(|contents| {
         let name = ImageName::Pages { id, gpu_id: contents.gpu_id }.to_string();

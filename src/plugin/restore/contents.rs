@@ -51,7 +51,8 @@ pub(super) fn restore(
         Ok((name, bytes, sums))
     });
     let feeds = feeds.collect::<Result<Vec<_>>>()?;
-    let ring = budget.ring(contents.len())?;
+    let bytes = contents.iter().filter_map(Contents::bytes).fold(0, u64::saturating_add);
+    let ring = budget.ring_for(contents.len(), bytes)?;
     let jobs = contents.into_iter().map(|contents| RestoreJob { contents }).collect();
     let process = ImageName::Kfd { id }.to_string();
     let failed = |error| from_gpu(&process, error);

@@ -16,6 +16,7 @@
 use std::{
     error::Error,
     fs::{File, OpenOptions},
+    hint,
     io::{self, BufRead, Read, Write},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -37,7 +38,7 @@ use vramstream::{
     },
     ring::ByteSize,
 };
-use vramstream_tests::machine::MachineSpec;
+use vramstream_tests::{images::random_bytes, machine::MachineSpec};
 
 #[derive(Parser)]
 struct Options {
@@ -52,6 +53,9 @@ struct Options {
     /// Sizes of memory of the render node alone
     #[arg(long)]
     gem: Vec<String>,
+    /// Memory of its own, which is random
+    #[arg(long, default_value = "0")]
+    memory: ByteSize,
     /// The GPUs that it uses, by place; all if none is named
     #[arg(long, value_delimiter = ',')]
     uses: Vec<usize>,
@@ -100,6 +104,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     io::stdin().lock().read_line(&mut String::new())?;
     let machine = options.spec.machine();
     let driver = SocketDriver::new(options.dir.join("gpus.sock"));
+    let own = random_bytes(1, usize::try_from(options.memory.0)?);
     let program = Program::start(&driver, &machine, &plan(options)?)?;
     for (address, len) in program.user_memory() {
         println!("userptr {address} {len}");
@@ -131,6 +136,7 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         println!("ready");
         io::stdin().read_to_end(&mut Vec::new())?;
     }
+    hint::black_box(own);
     Ok(())
 }
 

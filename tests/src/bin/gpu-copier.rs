@@ -8,16 +8,15 @@
 //! `KFD_MAX_BUFFER_SIZE` limits its chunks. Prints its peak memory in bytes.
 #![forbid(unsafe_code)]
 
-use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
+use std::{error::Error, process::ExitCode, sync::Arc};
 
 use nix::sys::resource::{UsageWho, getrusage};
 use vramstream::{
-    abi::amdgpu::domain,
     device::{
-        Driver, RenderNode, SocketDriver,
+        Driver, SocketDriver,
         sim::{Machine, Profile},
     },
-    gpu::{self, Bo, Contents, Drain, DumpJob, Restore, RestoreJob, Write},
+    gpu::{self, Contents, Drain, DumpJob},
     ring::{Budget, ByteSize, Chunk, Ring},
     stage::Compression,
 };
@@ -28,11 +27,10 @@ use vramstream_streamer::{
     transport::null::NullDestination,
     vram::{PagesFile, VramFeed},
 };
+use vramstream_tests::machine::memory::{GpuMemory, words};
 
 type Answer<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// How long a ring may be empty before that counts as hung.
-const PATIENCE: Duration = Duration::from_secs(60);
 const INDEX_BYTES: usize = 4 << 20;
 
 fn main() -> ExitCode {
@@ -58,66 +56,13 @@ fn run(socket: &str, gpus: &str, vram: &str, bo: &str) -> Answer<u64> {
     let gpus: u32 = gpus.parse()?;
     let machine = Machine::new(&Profile::gfx90a(), gpus);
     let driver: Arc<dyn Driver> = Arc::new(SocketDriver::new(socket));
-    let renders = machine.gpus.iter().map(|gpu| {
-        let render = RenderNode::open(&*driver, &gpu.render_node())?;
-        let handles = (0..vram / bo).map(|_| render.create(bo, domain::VRAM));
-        let handles = handles.collect::<Result<Vec<_>, _>>()?;
-        Ok((gpu.render_node(), render, handles))
-    });
-    let renders = renders.collect::<Answer<Vec<_>>>()?;
-    let contents = || -> Answer<Vec<Contents>> {
-        let contents = (1..).zip(&renders).map(|(gpu_id, (node, render, handles))| {
-            let bos =
-                handles.iter().map(|&handle| Ok(Bo { size: bo, dma_buf: render.export(handle)? }));
-            Ok(Contents { gpu_id, node: node.clone().into(), bos: bos.collect::<Answer<_>>()? })
-        });
-        contents.collect()
-    };
-    let ring = Budget::from_env()?.ring(renders.len())?;
-    fill(&driver, &ring, contents()?)?;
-    dump(&driver, &ring, contents()?)?;
-    for (_, render, handles) in &renders {
-        handles.iter().try_for_each(|&handle| render.close(handle))?;
-    }
+    let memory = GpuMemory::create(&*driver, &machine, vram / bo, bo)?;
+    let ring = Budget::from_env()?.ring(machine.gpus.len())?;
+    memory.fill(&driver, &ring)?;
+    dump(&driver, &ring, memory.contents()?)?;
+    memory.free()?;
     let kilobytes = getrusage(UsageWho::RUSAGE_SELF)?.max_rss();
     Ok(u64::try_from(kilobytes)? << 10)
-}
-
-/// What a word of the contents is.
-fn word(gpu_id: u32, place: u64) -> u64 {
-    (place | 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(gpu_id)
-}
-
-fn words(gpu_id: u32, offset: u64) -> impl Iterator<Item = [u8; 8]> {
-    (offset / 8..).map(move |place| word(gpu_id, place).to_le_bytes())
-}
-
-fn fill(driver: &Arc<dyn Driver>, ring: &Ring, contents: Vec<Contents>) -> Answer<()> {
-    let gpus: Vec<_> = contents
-        .iter()
-        .map(|contents| (contents.gpu_id, contents.bytes().unwrap_or_default()))
-        .collect();
-    let jobs = contents.into_iter().map(|contents| RestoreJob { contents }).collect();
-    let (restore, senders) =
-        Restore::<StreamerError>::start(driver, ring, jobs, gpu::Options::default())?;
-    std::thread::scope(|scope| {
-        let feeders = gpus.into_iter().zip(senders).map(|((gpu_id, bytes), sender)| {
-            scope.spawn(move || -> Answer<()> {
-                for offset in (0..bytes).step_by(ring.chunk_bytes()) {
-                    let mut chunk = ring.take(PATIENCE).ok_or("no chunk comes back")?;
-                    let len = chunk.len().min(usize::try_from(bytes - offset)?);
-                    let (to, _) = chunk[..len].as_chunks_mut();
-                    to.iter_mut().zip(words(gpu_id, offset)).for_each(|(to, word)| *to = word);
-                    sender.send_timeout(Write::Bytes { offset, chunk, range: 0..len }, PATIENCE)?;
-                }
-                Ok(())
-            })
-        });
-        let feeders: Vec<_> = feeders.collect();
-        feeders.into_iter().try_for_each(|feeder| feeder.join().map_err(|_| "a panic")?)
-    })?;
-    restore.finish(&mut || Ok(()))?;
-    Ok(())
 }
 
 fn dump(driver: &Arc<dyn Driver>, ring: &Ring, contents: Vec<Contents>) -> Answer<()> {

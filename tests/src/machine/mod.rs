@@ -6,7 +6,9 @@
 //! | here | starts one, and asks it |
 //! | [`spec`] | what it consists of |
 //! | [`orders`] | the lines of its control channel |
+//! | [`memory`] | memory on its GPUs that is nobody's |
 
+pub mod memory;
 pub mod orders;
 pub mod spec;
 
@@ -22,6 +24,7 @@ use std::{
 
 use vramstream::{device::SocketDriver, system::SIMULATED_GPUS};
 
+pub use memory::GpuMemory;
 pub use spec::{Kernel, MachineSpec};
 
 /// The last line of an answer.

@@ -78,7 +78,7 @@ pub struct Criu {
     options: Vec<String>,
     stream: bool,
     log_level: u32,
-    most_data: Option<u64>,
+    data_limit: Option<u64>,
 }
 
 /// A restored process. It ends when what it was restored with is dropped.
@@ -132,9 +132,18 @@ impl Criu {
         Ok(Criu { plugins: vec![plugin], ..Self::bare(flavour)? })
     }
 
+    /// The same with its files in a directory in this one.
+    pub fn new_in(flavour: Flavour, dir: &Path) -> io::Result<Self> {
+        Ok(Criu { plugins: vec![plugin()?], ..Self::bare_in(flavour, dir)? })
+    }
+
     /// One without plugins.
     pub fn bare(flavour: Flavour) -> io::Result<Self> {
-        let dir = tempfile::Builder::new().prefix("criu").tempdir()?;
+        Self::bare_in(flavour, &env::temp_dir())
+    }
+
+    fn bare_in(flavour: Flavour, dir: &Path) -> io::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("criu").tempdir_in(dir)?;
         fs::create_dir(dir.path().join("images"))?;
         Ok(Criu {
             flavour,
@@ -144,7 +153,7 @@ impl Criu {
             options: Vec::new(),
             stream: false,
             log_level: 2,
-            most_data: None,
+            data_limit: None,
         })
     }
 
@@ -191,10 +200,10 @@ impl Criu {
         self
     }
 
-    /// The same, and the kernel gives it no more than so many bytes of memory.
+    /// The same with at most so many bytes of data in each of its processes, by the kernel's count.
     #[must_use]
-    pub fn with_memory(mut self, bytes: u64) -> Self {
-        self.most_data = Some(bytes);
+    pub fn with_data(mut self, limit: u64) -> Self {
+        self.data_limit = Some(limit);
         self
     }
 
@@ -239,14 +248,14 @@ impl Criu {
 
     fn command(&self, machine: &SimulatedMachine, what: &str) -> io::Result<Command> {
         let path = |name: &str| self.dir.path().join(name);
-        let program = program(self.flavour.program())?;
-        let mut command = match self.most_data {
-            None => Command::new(program),
-            Some(bytes) => {
+        let host = program(self.flavour.program())?;
+        let mut command = match self.data_limit {
+            Some(limit) => {
                 let mut command = Command::new("prlimit");
-                command.arg(format!("--data={bytes}")).arg(program);
+                command.arg(format!("--data={limit}")).arg(host);
                 command
             }
+            None => Command::new(host),
         };
         for name in ["KFD_MAX_BUFFER_SIZE", "KFD_NUMA_CHECK"] {
             command.env_remove(name);

@@ -51,8 +51,13 @@ pub struct Scratch {
 impl Scratch {
     /// Makes one.
     pub fn new() -> Result<Self> {
+        Self::in_dir(&std::env::temp_dir())
+    }
+
+    /// Makes one in a directory.
+    pub fn in_dir(dir: &Path) -> Result<Self> {
         // Short, because a socket's path has but 107 bytes.
-        let dir = tempfile::Builder::new().prefix("vs").tempdir()?;
+        let dir = tempfile::Builder::new().prefix("vs").tempdir_in(dir)?;
         let path = dir.path().canonicalize()?;
         Ok(Self { dir: Some(dir), path })
     }

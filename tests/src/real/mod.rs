@@ -4,6 +4,7 @@
 //! wait has an end.
 
 pub mod criu;
+pub mod gpus;
 pub mod host;
 pub mod process;
 pub mod streamer;

@@ -7,23 +7,11 @@ use std::time::Duration;
 
 use super::process::{Process, tail};
 use super::{Result, wait_for};
+use crate::streamer::Program;
 
-/// The program: what VRAMSTREAM_BIN names, else the one built together with this test.
+/// The program: what VRAMSTREAM_BIN names, else the one built together with this one.
 pub fn program() -> Result<PathBuf> {
-    let path = if let Some(path) = std::env::var_os("VRAMSTREAM_BIN") {
-        PathBuf::from(path)
-    } else {
-        let test = std::env::current_exe()?;
-        let profile = test.parent().and_then(Path::parent).ok_or("where is this test?")?;
-        profile.join("vramstream")
-    };
-    if !path.exists() {
-        let path = path.display();
-        return Err(
-            format!("there is no {path}: build the workspace, or set VRAMSTREAM_BIN").into()
-        );
-    }
-    Ok(path)
+    Ok(Program::under_test()?.path().to_owned())
 }
 
 /// A running streamer.

@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     io::{self, BufRead, BufReader, Read},
     os::{fd::OwnedFd, unix::process::ExitStatusExt},
-    process::{Child, ExitStatus},
+    process::{Child, Command, ExitStatus},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -102,6 +102,11 @@ impl Outcome {
 }
 
 impl Running {
+    /// Another program, whose standard error is a pipe or not of interest.
+    pub fn of(command: &mut Command) -> io::Result<Self> {
+        Self::new(inherit::spawn(command, Vec::new())?, None, Vec::new(), Vec::new())
+    }
+
     pub(super) fn new(
         mut child: Child,
         progress: Option<OwnedFd>,

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`descriptor`] | every CRIU loads it, and one that nobody knows is refused |
 //! | [`nothing`] | where there is nothing to do it is as if it were not there |
+//! | [`memory`] | CRIU needs little memory, whatever the size of the VRAM |
 //! | [`moves`] | processes go from machine to machine and are what they were |
 //! | [`files`] | open files in every order and number |
 //! | [`failures`] | whatever fails is named, and the process goes on |
@@ -22,6 +23,7 @@ mod files;
 mod handed_over;
 mod hostile;
 mod images;
+mod memory;
 mod moves;
 mod nothing;
 mod reports;

@@ -132,7 +132,7 @@ fn a_large_bo_goes_through_little_memory() -> Result {
     let spec = MachineSpec { vram: 512 << 20, ..MachineSpec::default() };
     let (here, app, _) = scene(&spec, "--bo vram:0:384M", Flavour::Criu42)?;
     for (cap, limit) in [(None, 128 << 20), (Some("8M"), 48 << 20)] {
-        let criu = Criu::new(Flavour::Criu42)?.with_memory(limit);
+        let criu = Criu::new(Flavour::Criu42)?.with_data(limit);
         let criu = match cap {
             Some(cap) => criu.with_env("KFD_MAX_BUFFER_SIZE", cap),
             None => criu,

@@ -3,34 +3,12 @@
 
 use std::{collections::BTreeMap, ffi::OsStr, io};
 
-use nix::sys::stat::{SFlag, makedev, mknod};
 use vramstream_tests::{
     machine::{BoState, MachineSpec, SimulatedMachine},
-    real::process::{kill_pid, session_members},
+    real::gpus::{GpuProcess, plugins},
 };
 
 use super::*;
-
-/// A device that CRIU leaves to plugins, and that can be opened on every machine: /dev/fuse.
-const DEVICE: (u64, u64) = (10, 229);
-const APP: &str = env!("CARGO_BIN_EXE_gpu-app");
-
-/// The library that was built together with this test.
-fn library() -> Result<PathBuf> {
-    let program = program()?;
-    let library = program.with_file_name("libvramstream.so");
-    if library.exists() {
-        return Ok(library);
-    }
-    Err(format!("there is no {}: build the workspace", library.display()).into())
-}
-
-/// A directory with the plugin in it, as CRIU wants one.
-fn plugins(scratch: &Scratch) -> Result<PathBuf> {
-    let dir = scratch.dir("plugins")?;
-    fs::copy(library()?, dir.join("amdgpu_plugin.so"))?;
-    Ok(dir)
-}
 
 /// CRIU in a directory of images, to its end: what it says on standard error, without times and
 /// numbers of processes.
@@ -41,7 +19,17 @@ fn run_criu(
     plugins: Option<&Path>,
     env: &[(&str, &OsStr)],
 ) -> Result<String> {
-    let mut command = Command::new(criu.path());
+    run_as_criu(Command::new(criu.path()), words, images, plugins, env)
+}
+
+/// The same, with this command.
+fn run_as_criu(
+    mut command: Command,
+    words: &[&str],
+    images: &Path,
+    plugins: Option<&Path>,
+    env: &[(&str, &OsStr)],
+) -> Result<String> {
     command.args(words).arg("-D").arg(images).stdin(Stdio::null());
     if let Some(plugins) = plugins {
         command.arg("-L").arg(plugins);
@@ -98,61 +86,16 @@ fn with_plain_processes_the_plugin_is_not_there() -> Result<()> {
     })
 }
 
-/// A process with device nodes that stand for files of a simulated machine. Killed on drop.
-struct GpuProcess {
-    process: Process,
-    pid: u32,
-    restored: bool,
-    /// It goes on for as long as somebody can write to this.
-    _input: File,
+/// What a restore made of a process.
+trait Restored {
+    /// It is there again, with this memory and with queues that run.
+    fn is_restored(&mut self, machine: &SimulatedMachine, before: &Memory) -> Result<()>;
+
+    /// What its descriptors are.
+    fn descriptors(&self) -> Result<BTreeMap<String, PathBuf>>;
 }
 
-impl GpuProcess {
-    fn start(machine: &SimulatedMachine, scratch: &Scratch, bos: &[&str]) -> Result<Self> {
-        let nodes: Vec<_> =
-            (0..=machine.spec().gpus).map(|n| scratch.join(format!("node{n}"))).collect();
-        for node in &nodes {
-            let mode = Mode::S_IRUSR | Mode::S_IWUSR;
-            mknod(node, SFlag::S_IFCHR, mode, makedev(DEVICE.0, DEVICE.1))?;
-        }
-        let (fifo, output) = (scratch.join("input"), scratch.join("output"));
-        mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)?;
-        let mut input = OpenOptions::new().read(true).write(true).open(&fifo)?;
-        input.write_all(b"go\n")?;
-        let stand_in: Vec<_> = nodes.iter().map(|node| node.display().to_string()).collect();
-        // A session of its own.
-        let mut command = Command::new("setsid");
-        command.arg(APP).arg("--dir").arg(machine.dir()).args(machine.spec().args());
-        command.arg("--stand-in").arg(stand_in.join(","));
-        command.args(bos.iter().flat_map(|bo| ["--bo", bo]));
-        command.current_dir("/").stdin(File::open(&fifo)?);
-        command.stdout(File::create(&output)?).stderr(File::create(scratch.join("errors"))?);
-        let mut process = Process::start("gpu-app", &mut command)?;
-        wait_for("gpu-app", SHORT, || {
-            if let Some(status) = process.ended()? {
-                return Err(format!("gpu-app: {status}").into());
-            }
-            Ok(fs::read_to_string(&output)?.lines().any(|line| line == "ready").then_some(()))
-        })?;
-        let pid = process.pid();
-        machine.fill(pid, "random", 7)?;
-        Ok(GpuProcess { process, pid, restored: false, _input: input })
-    }
-
-    fn target(&self) -> String {
-        self.pid.to_string()
-    }
-
-    /// Waits for its end, which CRIU's dump has brought.
-    fn gone(&mut self) -> Result<()> {
-        self.process.wait(SHORT)?;
-        // Its number is free when nobody is in its session: not who kept its files for it either.
-        wait_for("the end of its session", SHORT, || {
-            Ok(session_members(self.pid)?.is_empty().then_some(()))
-        })
-    }
-
-    /// It is there again, with this memory and with queues that run.
+impl Restored for GpuProcess {
     fn is_restored(&mut self, machine: &SimulatedMachine, before: &Memory) -> Result<()> {
         self.restored = true;
         if !machine.resumed(self.pid)? {
@@ -169,7 +112,6 @@ impl GpuProcess {
         Ok(())
     }
 
-    /// What its descriptors are.
     fn descriptors(&self) -> Result<BTreeMap<String, PathBuf>> {
         let entries = fs::read_dir(format!("/proc/{}/fd", self.pid))?;
         let read = |entry: io::Result<fs::DirEntry>| {
@@ -177,14 +119,6 @@ impl GpuProcess {
             Ok((entry.file_name().to_string_lossy().into_owned(), fs::read_link(entry.path())?))
         };
         entries.map(read).collect()
-    }
-}
-
-impl Drop for GpuProcess {
-    fn drop(&mut self) {
-        if self.restored {
-            let _ = kill_pid(self.pid);
-        }
     }
 }
 
@@ -215,7 +149,11 @@ impl GpuCase {
         let here = SimulatedMachine::start(&spec)?;
         let there = SimulatedMachine::start(&spec.elsewhere())?;
         let plugins = plugins(&case.scratch)?;
-        let process = GpuProcess::start(&here, &case.scratch, &BOS)?;
+        let process = GpuProcess::start(
+            &here,
+            &case.scratch.dir("app")?,
+            &BOS.map(|bo| format!("--bo={bo}")),
+        )?;
         let before = memory(&here, process.pid)?;
         assert!(before.values().filter(|(_, _, crc)| crc.is_some()).count() >= 3);
         Ok(GpuCase { case, here, there, plugins, process, before })
@@ -364,6 +302,58 @@ fn a_streamer_that_fails_fails_the_dump_and_the_process_goes_on() -> Result<()> 
         assert_eq!(case.here.left_stopped()?, Vec::<String>::new());
         assert_eq!(memory(&case.here, case.process.pid)?, case.before);
         assert!(!disk.join("image").exists());
+        Ok(())
+    })
+}
+
+/// Bytes of data that CRIU has itself: a dump without GPU memory takes no more.
+const CRIU_DATA: u64 = 16 * MIB;
+/// What the plugin may need beside its buffers.
+const PLUGIN_DATA: u64 = 16 * MIB;
+
+/// Dumps a process, which goes on, with a limit on CRIU's data that the kernel holds.
+fn dump_under(
+    limit: u64,
+    criu: &Criu,
+    machine: &SimulatedMachine,
+    app: &str,
+    streamed: bool,
+) -> Result<()> {
+    let case = Case::new()?;
+    let process = GpuProcess::start(machine, &case.scratch.dir("app")?, &[app.to_owned()])?;
+    let plugins = plugins(&case.scratch)?;
+    let mut command = Command::new("prlimit");
+    command.arg(format!("--data={limit}")).arg(criu.path());
+    let target = process.target();
+    let mut words = vec!["dump", "-v4", "-o", "dump.log", "--leave-running", "-t", &target];
+    let mut capture = None;
+    if streamed {
+        words.push("--stream");
+        let start = case.capture(&["capture"]);
+        let mut started = GpuCase::streamer(machine, start).start()?;
+        started.ready(SHORT)?;
+        capture = Some(started);
+    }
+    let env = [machine.env(), ("KFD_MAX_BUFFER_SIZE", "8M".as_ref())];
+    run_as_criu(command, &words, &case.source, Some(&plugins), &env)?;
+    if let Some(mut capture) = capture {
+        capture.succeeds(LONG)?;
+    }
+    Ok(())
+}
+
+/// Contents that were handed over are none of CRIU's business; to files they go through buffers.
+#[test]
+fn criu_needs_no_more_memory_for_more_vram() -> Result<()> {
+    with_each_criu(|criu| {
+        let spec = MachineSpec { vram: 768 * MIB, ..MachineSpec::gpus(1) };
+        let machine = SimulatedMachine::start(&spec)?;
+        for streamed in [true, false] {
+            dump_under(CRIU_DATA, criu, &machine, "--only-kfd", streamed)?;
+            let buffers = if streamed { 0 } else { 8 * MIB };
+            let limit = CRIU_DATA + buffers + PLUGIN_DATA;
+            dump_under(limit, criu, &machine, "--bo=vram:0:640M", streamed)?;
+        }
         Ok(())
     })
 }
