@@ -43,8 +43,8 @@ pub(super) trait Host: Send {
     /// Says in the inventory that the image needs this plugin. CRIU 4.0 and older cannot.
     fn add_to_inventory(&self) -> io::Result<()>;
 
-    /// Takes the plugin's name from the inventory: whether it was there. `None` where CRIU cannot
-    /// say, or the inventory has no list of plugins.
+    /// Takes the plugin's name from the inventory: whether it was there. `None` where nobody can say:
+    /// inventories of CRIU 4.0 and older have no list of plugins.
     fn take_from_inventory(&self) -> Option<bool>;
 
     /// Keeps a descriptor for all tasks of a restore, until its end.

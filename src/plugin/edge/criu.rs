@@ -166,11 +166,13 @@ impl Host for Criu {
         let name = CString::new(NAME).ok()?;
         // SAFETY: the name ends, and has so many bytes.
         let take = || unsafe { function(name.as_ptr(), NAME.len()) };
-        let was_there = take();
-        // One that is left makes CRIU fail: it is there as often as it was added. An inventory
-        // without a list of plugins says yes again and again.
-        let has_no_list = was_there && (0..MOST_NAMES).all(|_| take());
-        (!has_no_list).then_some(was_there)
+        if !take() {
+            return Some(false);
+        }
+        // One that is left makes CRIU fail: it is there as often as it was added. An inventory without
+        // a list says yes for ever.
+        let says_yes_for_ever = (0..MOST_NAMES).all(|_| take());
+        (!says_yes_for_ever).then_some(true)
     }
 
     fn store(&self, fd: BorrowedFd<'_>) -> io::Result<i32> {

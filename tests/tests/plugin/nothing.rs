@@ -94,6 +94,20 @@ fn an_image_with_gpu_state_on_a_machine_without_gpus() -> Result {
     Ok(())
 }
 
+/// Inventories of CRIU 4.0 have no list of plugins: that is no reason to miss a GPU.
+#[test]
+fn an_image_of_an_older_criu_on_a_machine_without_gpus() -> Result {
+    let machine = SimulatedMachine::start(&MachineSpec::default())?;
+    fs::remove_file(machine.dir().join("dev"))?;
+    let sleeper = Sleeper::start()?;
+    let criu = Criu::new(Flavour::Criu40)?.log_level(4);
+    criu.dump(&machine, &[&sleeper.process()])?.assert_good();
+    let restored = criu.as_flavour(Flavour::Criu42).restore(&machine)?;
+    restored.assert_good();
+    assert_eq!((restored.messages(4), restored.stderr.as_str()), (vec![], ""));
+    Ok(())
+}
+
 #[test]
 fn another_plugin_beside_it_is_asked_for_what_is_its_own() -> Result {
     // Twice the same stands for the distribution's plugin beside ours: the first takes all.
