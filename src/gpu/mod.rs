@@ -30,6 +30,7 @@ use crate::{
     ring::Ring,
 };
 
+mod by_gpu;
 mod dump;
 mod freeze;
 mod plan;
@@ -39,6 +40,7 @@ mod tests;
 mod turns;
 mod workers;
 
+pub use by_gpu::NoWay;
 pub use dump::{Drain, DumpJob, dump};
 pub use freeze::Paused;
 pub use plan::MOST_BOS;

@@ -4,7 +4,7 @@ use std::io;
 
 use crate::{
     device::DeviceError,
-    gpu::GpuError,
+    gpu::{GpuError, NoWay},
     handoff::HandoffError,
     image::ImageError,
     ring::{BudgetError, RingError},
@@ -111,15 +111,8 @@ pub enum Error {
         why: String,
     },
     /// A BO whose contents cannot be had.
-    #[error(
-        "the driver tells of a BO at {addr:#x} of GPU {gpu_id:#06x} and gives no way to its contents"
-    )]
-    NoContents {
-        /// Its address.
-        addr: u64,
-        /// Its GPU.
-        gpu_id: u32,
-    },
+    #[error(transparent)]
+    NoContents(#[from] NoWay),
     /// Memory for chunks.
     #[error(transparent)]
     Ring(#[from] RingError),

@@ -17,7 +17,7 @@ use crate::{
     plugin::{
         context::Context,
         error::{Error, Result},
-        gpus::{contents_of, opened, render_path, streamer},
+        gpus::{opened, render_path, streamer},
     },
     stage::Crc32,
     topology::Topology,
@@ -151,7 +151,7 @@ impl Dump {
         let count = (devices.len(), buckets.len());
         let minors = self.minors(cx, &devices)?;
         let nodes = minors.iter().map(|&(gpu_id, minor)| (gpu_id, render_path(minor))).collect();
-        let contents = contents_of(nodes, bos.into_iter().map(|bo| (bo.bucket, bo.dma_buf)))?;
+        let contents = Contents::by_gpu(nodes, bos.into_iter().map(|bo| (bo.bucket, bo.dma_buf)))?;
         self.processes.push(Process {
             kfd_id: id,
             paused: self.paused.len() - 1,

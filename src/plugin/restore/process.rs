@@ -6,7 +6,7 @@ use super::{
     super::{
         context::Context,
         error::{Error, Result},
-        gpus::{contents_of, opened, render_path, streamer},
+        gpus::{opened, render_path, streamer},
     },
     Gpu, Restored, Stored, contents, memory,
     place::{Placed, place},
@@ -108,7 +108,7 @@ fn fill(
 ) -> Result<()> {
     let nodes = placed.iter().map(|gpu| (gpu.gpu_id, render_path(gpu.minor))).collect();
     let bos = restored.into_iter().map(|bo| (bo.bucket, bo.dma_buf));
-    let contents: Vec<Contents> = contents_of(nodes, bos)?;
+    let contents: Vec<Contents> = Contents::by_gpu(nodes, bos)?;
     let driver = cx.system.driver();
     if let Some(streamer) = streamer(cx)? {
         let cap_bytes = cx.settings.budget.cap().map(|bytes| bytes as u64);

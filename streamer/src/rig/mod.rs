@@ -16,7 +16,6 @@
 //! ```
 
 use std::{
-    collections::HashMap,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     path::PathBuf,
     sync::Arc,
@@ -29,7 +28,7 @@ use vramstream::{
         Checkpoint, DeviceError, Driver, KFD_NODE, Kfd, RenderNode,
         sim::{Application, BoPlan, Credentials, Fill, GpuSpec, Machine, SimHost, SimProcess},
     },
-    gpu::{Bo, Contents, Paused},
+    gpu::{Contents, NoWay, Paused},
 };
 
 use crate::error::{Error, Result};
@@ -221,27 +220,12 @@ fn render_node(host: &SimHost, gpu_id: u32) -> PathBuf {
     at.and_then(|at| host.machine().gpus.get(at)).map(GpuSpec::render_node).unwrap_or_default()
 }
 
-/// The BOs with contents, GPU by GPU, each in the order of the buckets. Each must have a dma-buf and
-/// a GPU: contents that were left out would not be missed before it is too late.
+/// The contents of the GPUs.
 fn contents(
     nodes: Vec<(u32, PathBuf)>,
     bos: impl Iterator<Item = (CriuBoBucket, Option<OwnedFd>)>,
 ) -> Result<Vec<Contents>> {
-    let mut by_gpu: HashMap<u32, Vec<Bo>> =
-        nodes.iter().map(|(gpu_id, _)| (*gpu_id, Vec::new())).collect();
-    for (bucket, dma_buf) in bos.filter(|(bucket, _)| has_contents(bucket.alloc_flags)) {
-        let (Some(dma_buf), Some(bos)) = (dma_buf, by_gpu.get_mut(&bucket.gpu_id)) else {
-            let what = format!(
-                "the driver tells of a BO at {:#x} of GPU {} and gives no way to its contents",
-                bucket.addr, bucket.gpu_id
-            );
-            return Err(DeviceError::Unsuitable { node: KFD_NODE.into(), what }.into());
-        };
-        bos.push(Bo { size: bucket.size, dma_buf });
-    }
-    let contents = nodes.into_iter().map(|(gpu_id, node)| {
-        let bos = by_gpu.remove(&gpu_id).unwrap_or_default();
-        Contents { gpu_id, node: node.into(), bos }
-    });
-    Ok(contents.collect())
+    let node = || PathBuf::from(KFD_NODE);
+    let failed = |no_way: NoWay| DeviceError::Unsuitable { node: node(), what: no_way.to_string() };
+    Ok(Contents::by_gpu(nodes, bos).map_err(failed)?)
 }
