@@ -19,7 +19,7 @@ use super::super::{
 };
 use super::{
     contents::{self, Part},
-    vma::Moves,
+    moves::Moves,
 };
 use crate::{
     abi::amdgpu::{GemCreateIn, GemVmEntry, domain, va_flag},

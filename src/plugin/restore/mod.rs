@@ -26,6 +26,7 @@ use crate::image::ImageName;
 mod contents;
 mod gem;
 mod memory;
+mod moves;
 mod place;
 mod process;
 mod render;
@@ -54,7 +55,7 @@ struct Restored {
     gpus: Vec<Gpu>,
     /// Dma-bufs of the BOs that others are of, by the BOs' place in the image.
     shared: Vec<(u32, Stored)>,
-    moves: vma::Moves,
+    moves: moves::Moves,
 }
 
 /// A GPU of a process.
@@ -128,7 +129,7 @@ impl Restore {
             kfd: None,
             gpus: Vec::new(),
             shared: Vec::new(),
-            moves: vma::Moves::default(),
+            moves: moves::Moves::default(),
         });
         self.processes.push(Restored { kfd: Some(kfd), ..restored });
         Ok(())

@@ -9,8 +9,8 @@ use super::{
         gpus::{opened, render_path, streamer},
     },
     Gpu, Restored, Stored, contents, memory,
+    moves::Moves,
     place::{Placed, place},
-    vma::Moves,
 };
 use crate::{
     abi::{

@@ -17,7 +17,7 @@ use super::{
     },
     Restore, Stored,
     gem::{self, Plan},
-    vma::Moves,
+    moves::Moves,
 };
 use crate::{
     abi::criu::Level,
