@@ -5,6 +5,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -81,10 +82,18 @@ pub(super) struct Workers<E: std::error::Error + 'static> {
     stop: Stop,
     first: Arc<Mutex<Option<GpuError<E>>>>,
     answers: Receiver<Answer>,
-    /// Those that have not ended: their places and their GPUs.
-    running: Vec<(usize, u32)>,
+    /// Those that have not ended.
+    running: Vec<Running>,
     stats: Vec<(usize, GpuStats)>,
     grace: Duration,
+}
+
+/// A thread that has not ended.
+#[derive(Debug)]
+struct Running {
+    place: usize,
+    gpu_id: u32,
+    thread: JoinHandle<()>,
 }
 
 /// What a thread does.
@@ -120,7 +129,7 @@ impl<E: std::error::Error + Send + 'static> Workers<E> {
             };
             let started = std::thread::Builder::new().name(format!("gpu-{gpu_id}")).spawn(thread);
             match started {
-                Ok(_) => workers.running.push((place, gpu_id)),
+                Ok(thread) => workers.running.push(Running { place, gpu_id, thread }),
                 Err(source) => {
                     let error = GpuError::Thread { gpu_id, source };
                     raise(&workers.stop, &workers.first, error);
@@ -173,19 +182,28 @@ impl<E: std::error::Error + Send + 'static> Workers<E> {
             self.answer(left);
         }
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let stuck = self.running.first().map(|&(_, gpu_id)| GpuError::Stuck { gpu_id });
+        let stuck = self.running.first().map(|running| GpuError::Stuck { gpu_id: running.gpu_id });
         first.or(stuck).unwrap_or(GpuError::GivenUp)
     }
 
     fn answer(&mut self, timeout: Duration) {
         match self.answers.recv_timeout(timeout) {
             Ok((place, answer)) => {
-                self.running.retain(|(running, _)| *running != place);
+                self.ended(|running| running.place == place);
                 self.stats.extend(answer.ok().map(|stats| (place, stats)));
             }
             Err(RecvTimeoutError::Timeout) => {}
             // Every thread has ended, and those that did not say so have panicked.
-            Err(RecvTimeoutError::Disconnected) => self.running.clear(),
+            Err(RecvTimeoutError::Disconnected) => self.ended(|_| true),
+        }
+    }
+
+    /// Waits for the last of threads that have nothing left to do. A process that is being restored
+    /// gets its memory taken away next, and a thread must not still run then, not even its end.
+    fn ended(&mut self, is_ended: impl Fn(&Running) -> bool) {
+        for Running { thread, .. } in self.running.extract_if(.., |running| is_ended(running)) {
+            // Whether it has panicked is known already.
+            let _ = thread.join();
         }
     }
 }
@@ -364,5 +382,34 @@ mod tests {
         let error = workers.give_up();
         assert!(matches!(error, GpuError::Stuck { gpu_id: 9 }), "{error}");
         drop(release);
+    }
+
+    /// What a thread does in its very end.
+    struct Last(Arc<AtomicBool>);
+
+    impl Drop for Last {
+        fn drop(&mut self) {
+            std::thread::sleep(Duration::from_millis(50));
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    thread_local! {
+        static LAST: std::cell::RefCell<Option<Last>> = const { std::cell::RefCell::new(None) };
+    }
+
+    #[test]
+    fn no_thread_is_left_when_its_answer_is_there() {
+        for fails in [false, true] {
+            let over = Arc::new(AtomicBool::new(false));
+            let last = Last(Arc::clone(&over));
+            let work: Work<Given> = Box::new(move |_| {
+                LAST.with_borrow_mut(|at| at.replace(last));
+                if fails { Err(Ended::Failed(GpuError::NoChunks)) } else { Ok(GpuStats::default()) }
+            });
+            let workers = Workers::start(vec![(7, work)], Duration::from_secs(10)).unwrap();
+            assert_eq!(workers.wait(&mut || Ok(())).is_err(), fails);
+            assert!(over.load(Ordering::Acquire), "its end was not waited for");
+        }
     }
 }
