@@ -55,7 +55,8 @@ fn comparable(said: &str) -> Vec<String> {
         let line = line
             .split_once(") ")
             .map_or(line, |(time, rest)| if time.starts_with("(0") { rest } else { line });
-        line.trim().chars().map(|c| if c.is_ascii_digit() { '0' } else { c }).collect()
+        // Numbers of processes may have a digit more the second time.
+        line.trim().split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty()).collect()
     };
     said.lines().map(line).collect()
 }
