@@ -104,7 +104,7 @@ impl Lab {
         match how {
             How::Directory { buffer } => {
                 command.env("KFD_MAX_BUFFER_SIZE", buffer);
-                // What was written before is not to be waited for now.
+                // Or the dump would wait for what others have written before it.
                 rustix::fs::sync();
             }
             How::HandedOver { join } => {
