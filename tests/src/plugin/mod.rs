@@ -35,7 +35,7 @@ pub use criu::{Criu, Flavour, Restored, Task, plugin};
 pub use run::Run;
 pub use stock::StockStreamer;
 
-use crate::machine::{BoState, SimulatedMachine};
+use crate::machine::{BoState, MachineSpec, SimulatedMachine};
 
 /// Two processes have the same memory with the same contents, and the same queues, which run.
 #[track_caller]
@@ -56,6 +56,19 @@ pub fn assert_same(
     assert!(queues.iter().all(|(_, runs)| *runs), "{queues:?}");
     assert_eq!(there.ask(&format!("events {other}"))?, here.ask(&format!("events {pid}"))?);
     Ok(())
+}
+
+/// What was dumped of a process is the same when it is restored on a machine that is started for it.
+#[track_caller]
+pub fn assert_restored(
+    criu: &Criu,
+    dumped: (&SimulatedMachine, u32),
+    there: &MachineSpec,
+) -> io::Result<()> {
+    let there = SimulatedMachine::start(there)?;
+    let restored = criu.restore(&there)?;
+    restored.assert_good();
+    assert_same(dumped, (&there, restored.tasks[0].pid))
 }
 
 /// Nobody is left stopped on a machine, and all queues of a process run.

@@ -4,7 +4,7 @@ use nix::{sys::stat::Mode, unistd::mkfifo};
 use vramstream::image::{KfdImage, SharedMemory};
 use vramstream_tests::{
     machine::{MachineSpec, SimulatedMachine},
-    plugin::{App, Criu, Flavour, assert_runs, assert_same},
+    plugin::{App, Criu, Flavour, assert_restored, assert_runs},
 };
 
 use super::{MIXED, Result, scene};
@@ -92,10 +92,7 @@ fn files_of_an_older_dump_are_not_taken_for_those_of_this_one() -> Result {
         let app = App::start(&here, &format!("{order}{MIXED}"))?;
         here.fill(app.pid(), "random", 3)?;
         criu.dump(&here, &[app.process()])?.assert_good();
-        let there = SimulatedMachine::start(&MachineSpec::gpus(2))?;
-        let restored = criu.restore(&there)?;
-        restored.assert_good();
-        assert_same((&here, app.pid()), (&there, restored.tasks[0].pid))?;
+        assert_restored(&criu, (&here, app.pid()), &MachineSpec::gpus(2))?;
     }
     Ok(())
 }

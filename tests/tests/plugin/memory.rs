@@ -9,7 +9,7 @@ use std::{
 
 use vramstream_tests::{
     machine::{BoState, MachineSpec, SimulatedMachine},
-    plugin::{App, Criu, Flavour, StockStreamer, assert_runs, assert_same},
+    plugin::{App, Criu, Flavour, StockStreamer, assert_restored, assert_runs},
 };
 
 use super::{Result, scene};
@@ -67,10 +67,7 @@ fn the_limit_that_is_set_is_what_is_taken() -> Result {
     let (here, app, criu) = scene(&spec, &bos, Flavour::Criu42)?;
     let criu = criu.with_env("KFD_MAX_BUFFER_SIZE", "8M").with_data(HOST + 8 * MIB + PLUGIN);
     criu.dump(&here, &[app.process()])?.assert_good();
-    let there = SimulatedMachine::start(&spec)?;
-    let restored = criu.restore(&there)?;
-    restored.assert_good();
-    assert_same((&here, app.pid()), (&there, restored.tasks[0].pid))
+    assert_restored(&criu, (&here, app.pid()), &spec)
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use vramstream::image::RenderNode;
 use vramstream_tests::{
     machine::{Kernel, MachineSpec, SimulatedMachine},
-    plugin::{App, Criu, Flavour, assert_runs, assert_same},
+    plugin::{App, Criu, Flavour, assert_restored, assert_runs, assert_same},
 };
 
 use super::{MIXED, Result, scene};
@@ -159,10 +159,7 @@ fn small_and_uneven_buffers_copy_the_same_bytes() -> Result {
         let (here, app, criu) = scene(&spec, &on_each(1), Flavour::Criu42)?;
         let criu = criu.with_env("KFD_MAX_BUFFER_SIZE", cap);
         criu.dump(&here, &[app.process()])?.assert_good();
-        let there = SimulatedMachine::start(&spec)?;
-        let restored = criu.restore(&there)?;
-        restored.assert_good();
-        assert_same((&here, app.pid()), (&there, restored.tasks[0].pid))?;
+        assert_restored(&criu, (&here, app.pid()), &spec)?;
     }
     Ok(())
 }
@@ -174,10 +171,7 @@ fn contents_of_every_kind() -> Result {
         let (here, app, criu) = scene(&spec, "--bo vram:0:9M --bo gtt:0:4K", Flavour::Criu42)?;
         here.fill(app.pid(), kind, 3)?;
         criu.dump(&here, &[app.process()])?.assert_good();
-        let there = SimulatedMachine::start(&spec)?;
-        let restored = criu.restore(&there)?;
-        restored.assert_good();
-        assert_same((&here, app.pid()), (&there, restored.tasks[0].pid))?;
+        assert_restored(&criu, (&here, app.pid()), &spec)?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::fs;
 
 use vramstream_tests::{
     machine::{MachineSpec, SimulatedMachine},
-    plugin::{App, Criu, Flavour, Process, assert_runs, assert_same},
+    plugin::{App, Criu, Flavour, Process, assert_restored, assert_runs, assert_same},
 };
 
 use super::{MIXED, Result, scene};
@@ -138,10 +138,7 @@ fn a_large_bo_goes_through_little_memory() -> Result {
             None => criu,
         };
         criu.dump(&here, &[app.process()])?.assert_good();
-        let there = SimulatedMachine::start(&spec)?;
-        let restored = criu.restore(&there)?;
-        restored.assert_good();
-        assert_same((&here, app.pid()), (&there, restored.tasks[0].pid))?;
+        assert_restored(&criu, (&here, app.pid()), &spec)?;
     }
     Ok(())
 }
@@ -176,10 +173,7 @@ fn the_cap_is_for_all_gpus_together() -> Result {
     // Fewer chunks than GPUs: they take turns.
     let criu = criu.with_env("KFD_MAX_BUFFER_SIZE", "32K");
     criu.dump(&here, &[app.process()])?.assert_good();
-    let there = SimulatedMachine::start(&spec)?;
-    let restored = criu.restore(&there)?;
-    restored.assert_good();
-    assert_same((&here, app.pid()), (&there, restored.tasks[0].pid))
+    assert_restored(&criu, (&here, app.pid()), &spec)
 }
 
 /// ROCm#1763: staging memory that cannot be registered at once.
@@ -216,10 +210,7 @@ fn a_gpu_whose_vram_is_full_is_dumped_and_restored() -> Result {
     let spec = MachineSpec { vram: 32 << 20, ..MachineSpec::default() };
     let (here, app, criu) = scene(&spec, "--bo vram:0:31M", Flavour::Criu42)?;
     criu.dump(&here, &[app.process()])?.assert_good();
-    let there = SimulatedMachine::start(&spec)?;
-    let restored = criu.restore(&there)?;
-    restored.assert_good();
-    assert_same((&here, app.pid()), (&there, restored.tasks[0].pid))
+    assert_restored(&criu, (&here, app.pid()), &spec)
 }
 
 /// A process that needs more GPUs than there are, or other ones: why not, before anything is done.
@@ -273,8 +264,5 @@ fn thirty_two_gpus_with_links_between_all_of_them() -> Result {
     let options = "--uses 3,31 --bo vram:3:64K --bo vram:31:1M:visible";
     let (here, app, criu) = scene(&spec, options, Flavour::Criu42)?;
     criu.dump(&here, &[app.process()])?.assert_good();
-    let there = SimulatedMachine::start(&spec)?;
-    let restored = criu.restore(&there)?;
-    restored.assert_good();
-    assert_same((&here, app.pid()), (&there, restored.tasks[0].pid))
+    assert_restored(&criu, (&here, app.pid()), &spec)
 }
