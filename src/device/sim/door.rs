@@ -17,7 +17,7 @@ use nix::{
 use super::{
     caller::{Call, CallerMemory, Credentials, Inode, Slot, UserMemory},
     dispatch,
-    host::{FileId, SimHost, inode},
+    host::{FileId, SimHost, inode, not_locked},
 };
 use crate::device::{DeviceFile, DeviceKind, DeviceMemory, Driver};
 
@@ -138,6 +138,7 @@ struct OwnMemory;
 
 impl CallerMemory for OwnMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> nix::Result<()> {
+        not_locked();
         let (base, len) = (range(address)?, into.len());
         let local = &mut [std::io::IoSliceMut::new(into)];
         let done = process_vm_readv(Pid::this(), local, &[RemoteIoVec { base, len }])?;
@@ -145,6 +146,7 @@ impl CallerMemory for OwnMemory {
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> nix::Result<()> {
+        not_locked();
         let (base, len) = (range(address)?, bytes.len());
         let local = &[std::io::IoSlice::new(bytes)];
         let done = process_vm_writev(Pid::this(), local, &[RemoteIoVec { base, len }])?;
@@ -167,6 +169,7 @@ impl CallerMemory for OwnMemory {
         len: u64,
         anonymous: bool,
     ) -> nix::Result<Arc<dyn UserMemory>> {
+        not_locked();
         let maps = fs::read_to_string("/proc/self/maps").map_err(|_| Errno::EFAULT)?;
         check_mapped(&maps, address, len, anonymous)?;
         Ok(Arc::new(OwnMemory))

@@ -22,6 +22,7 @@ use nix::{
 use super::super::{
     caller::{CallerMemory, Credentials, Inode, UserMemory},
     door::check_mapped,
+    host::not_locked,
 };
 
 /// Bits of `CapEff`.
@@ -108,6 +109,7 @@ impl Remote {
 
 impl CallerMemory for Arc<Remote> {
     fn read(&self, address: u64, into: &mut [u8]) -> nix::Result<()> {
+        not_locked();
         let there = RemoteIoVec { base: range(address)?, len: into.len() };
         let here = &mut [IoSliceMut::new(into)];
         let copied = process_vm_readv(self.number(), here, &[there])?;
@@ -115,6 +117,7 @@ impl CallerMemory for Arc<Remote> {
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> nix::Result<()> {
+        not_locked();
         let there = RemoteIoVec { base: range(address)?, len: bytes.len() };
         let copied = process_vm_writev(self.number(), &[IoSlice::new(bytes)], &[there])?;
         if copied == there.len { Ok(()) } else { Err(Errno::EFAULT) }
@@ -132,6 +135,7 @@ impl CallerMemory for Arc<Remote> {
         len: u64,
         anonymous: bool,
     ) -> nix::Result<Arc<dyn UserMemory>> {
+        not_locked();
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid));
         check_mapped(&maps.map_err(|_| Errno::EFAULT)?, address, len, anonymous)?;
         Ok(self.promised_memory())

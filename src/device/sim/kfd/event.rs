@@ -53,7 +53,7 @@ enum Page {
     /// A BO of the process.
     User { handle: u64, object: Arc<Object> },
     /// The kernel's, for processes that bring none.
-    Kernel(Piece),
+    Kernel(Arc<Piece>),
 }
 
 /// An event.
@@ -103,7 +103,7 @@ impl Events {
     }
 
     /// The kernel's own page, for mmap; all of its slots can be used from then on.
-    pub(super) fn map_kernel_page(&mut self, len: u64) -> Option<&Piece> {
+    pub(super) fn map_kernel_page(&mut self, len: u64) -> Option<&Arc<Piece>> {
         let Some(Page::Kernel(piece)) = &self.page else { return None };
         self.slots = u32::try_from(len / 8).unwrap_or(SIGNAL_EVENT_LIMIT);
         Some(piece)
@@ -124,7 +124,7 @@ impl Events {
         if event.has_slot() && self.page.is_none() {
             let piece = host.shared.gtt.piece(PAGE_SIZE)?;
             piece.memory()?.write(0, &[0xff; SLOTS * 8]);
-            self.page = Some(Page::Kernel(piece));
+            self.page = Some(Page::Kernel(Arc::new(piece)));
         }
         let id = match wanted {
             Some(id) => {
@@ -145,7 +145,7 @@ impl Events {
     fn clear_slot(&self, id: u32) -> nix::Result<()> {
         let piece = match &self.page {
             Some(Page::User { object, .. }) => object.piece(),
-            Some(Page::Kernel(piece)) => Some(piece),
+            Some(Page::Kernel(piece)) => Some(&**piece),
             None => None,
         };
         if let Some(piece) = piece.filter(|_| id < SIGNAL_EVENT_LIMIT) {

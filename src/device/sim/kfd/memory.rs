@@ -64,9 +64,10 @@ pub(super) fn alloc(io: &mut Io<'_, '_>, args: &mut AllocMemoryOfGpu) -> nix::Re
     if args.size == 0 {
         return Err(Errno::EINVAL);
     }
+    let user = args.flags & flags::USERPTR != 0;
+    let memory = user.then(|| io.call.memory.user_memory(args.mmap_offset, args.size, false));
     let state = &mut *io.host.state();
     let process = state.kfd.process(io.pid)?;
-    let user = args.flags & flags::USERPTR != 0;
     if process.ranges.overlaps(args.va_addr, args.size)
         || (user && process.ranges.overlaps(args.mmap_offset, args.size))
     {
@@ -85,14 +86,15 @@ pub(super) fn alloc(io: &mut Io<'_, '_>, args: &mut AllocMemoryOfGpu) -> nix::Re
     {
         return Err(Errno::EINVAL);
     }
-    let user_memory = if user && kind(args.flags) == Some(flags::USERPTR) {
+    let memory = memory.filter(|_| kind(args.flags) == Some(flags::USERPTR));
+    let user_memory = if let Some(memory) = memory {
         if args.mmap_offset == 0 {
             return Err(Errno::EINVAL);
         }
         if !args.mmap_offset.is_multiple_of(PAGE) {
             state.complain(io.pid, format!("userptr at {:#x}, inside of a page", args.mmap_offset));
         }
-        Some(io.call.memory.user_memory(args.mmap_offset, args.size, false)?)
+        Some(memory?)
     } else {
         None
     };

@@ -194,7 +194,7 @@ fn bos(io: &mut Io<'_, '_>, args: &CriuArgs, data: &mut Private) -> nix::Result<
         let object = bo(io, state, bucket, &record)?;
         bucket.dmabuf_fd = INVALID_FD;
         if bucket.alloc_flags & (flags::VRAM | flags::GTT) != 0 {
-            descriptors.push((fd_slot(args.bos, number), io.host.export(state, &object)?));
+            descriptors.push((fd_slot(args.bos, number), io.host.export(state, &object, true)?));
         }
     }
     write_array(io, args.bos, &buckets)?;
