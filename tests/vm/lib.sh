@@ -59,13 +59,13 @@ cached_root() {
 }
 
 # Runs `make` in the machine's root, in a copy of directory $1 of the sources, and puts all that is there
-# then into $2. The Makefile gets the kernel's version as KVERSION.
+# then into $2. The Makefile gets the kernel's version as KERNEL.
 make_in_root() {
     local source=$1 out=$2 build
     build=$(mktemp -d -- "$root/root/tmp/build.XXXXXX")
     cp -r -- "$source/." "$build/"
     if ! chroot "$root/root" env -i PATH=/usr/sbin:/usr/bin LC_ALL=C.UTF-8 \
-        make --silent -C "${build#"$root/root"}" KVERSION="$(<"$root/version")" >"$out/log" 2>&1; then
+        make --silent -C "${build#"$root/root"}" KERNEL="$(<"$root/version")" >"$out/log" 2>&1; then
         sed "s/^/$me: make: /" "$out/log" >&2
         rm -rf -- "$build"
         die "$source cannot be built"

@@ -4,5 +4,6 @@
 //! `long` run only when they are asked for.
 #![forbid(unsafe_code)]
 
+mod gpus;
 mod plain;
 mod support;

@@ -1,8 +1,17 @@
 //! A machine without a GPU, with the plugin installed.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
-use vramstream_tests::real::workload::{Kind, Workload};
+use vramstream_tests::real::{
+    process::kill_pid,
+    streamer::Start,
+    workload::{Kind, Workload},
+};
 
 use crate::support::{BIN, Case, Criu, Result, case, criu::Options, each_criu};
 
@@ -13,7 +22,9 @@ const SHORT: Duration = Duration::from_secs(120);
 fn criu_finds_all_that_it_needs() -> Result<()> {
     each_criu(&case!()?, |case, criu| {
         let mut check = Command::new(criu.path());
-        case.ok("check", check.arg("check"), SHORT)?;
+        let said = case.ok("check", check.arg("check"), SHORT)?;
+        let said = said.stdout + &said.stderr;
+        assert!(said.contains("Looks good"), "{said}");
         Ok(())
     })
 }
@@ -52,6 +63,33 @@ fn a_file_of_another_driver_is_refused_as_it_is_without_the_plugin() -> Result<(
         assert!(with.contains("of that type"), "{with}");
         assert_eq!(with, without);
         Ok(())
+    })
+}
+
+#[test]
+fn a_process_goes_through_the_streamer_and_its_original_goes_on() -> Result<()> {
+    each_criu(&case!()?, |case, criu| {
+        let options = Options { stream: true, ..Options::default() };
+        let mut workload = start(case, criu, Kind::Counter)?;
+        let (here, there) = (case.dir("here")?, case.dir("there")?);
+        let archive = case.dir("archive")?.join("image");
+        let stream = File::create(&archive)?;
+        let mut capture = Start::new(&here, &["capture"]).stdout(stream).start()?;
+        capture.ready(SHORT)?;
+        let leave = options.clone().with(&["--leave-running"]);
+        criu.dump(case, "dump", workload.target(), &here, &leave)?;
+        capture.succeeds(SHORT)?;
+        workload.goes_on()?;
+        // The restored one wants its number.
+        kill_pid(workload.target())?;
+        workload.gone()?;
+        let stream = File::open(&archive)?;
+        let mut serve = Start::new(&there, &["serve"]).stdin(stream).start()?;
+        serve.ready(SHORT)?;
+        let (pid, _) = criu.restore(case, "restore", &there, &options)?;
+        workload.set_restored(pid);
+        serve.succeeds(SHORT)?;
+        workload.goes_on()
     })
 }
 

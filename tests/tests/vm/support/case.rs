@@ -52,7 +52,7 @@ impl Case {
         }
         let name = here.strip_suffix("::here").unwrap_or(here);
         let name = name.split_once("::").map_or(name, |(_, name)| name);
-        let results = Path::new(RESULTS).join(name);
+        let results = Path::new(RESULTS).join(name.replace("::", "/"));
         fs::create_dir_all(&results)?;
         Ok(Self { results, scratch: Scratch::new()? })
     }

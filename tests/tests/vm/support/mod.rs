@@ -4,12 +4,15 @@
 //! |---|---|
 //! | [`case`] | a test: its name, its folders, the programs that it runs |
 //! | [`criu`] | the CRIU versions, and their dumps and restores with the plugin |
+//! | [`machine`] | the simulated host behind the kernel's device files |
 
 pub(crate) mod case;
 pub(crate) mod criu;
+pub(crate) mod machine;
 
 pub(crate) use case::{Case, case};
 pub(crate) use criu::{Criu, each_criu};
+pub(crate) use machine::Machine;
 
 pub(crate) use vramstream_tests::real::Result;
 
