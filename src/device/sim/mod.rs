@@ -12,6 +12,7 @@
 //!  daemon     the same for callers in other processes, which come through a socket
 //!  dispatch   number → handler; the fault plan has its say first
 //!  drm, kfd   the handlers
+//!  interrupt  how a call that waits is let go
 //!  vm, object GPU address spaces and what is mapped in them
 //!  engine     SDMA engines: threads that execute the packets of indirect buffers
 //!  profile    models of GPUs; machine and sysfs make a host and its topology of them
@@ -41,6 +42,7 @@ mod faults;
 mod fence;
 mod flight;
 mod host;
+mod interrupt;
 mod kfd;
 mod link;
 mod log;

@@ -28,6 +28,7 @@ use super::{
         caller::{Call, Inode, Slot},
         dispatch,
         host::{FileId, FileKind, SimHost},
+        interrupt::Interrupt,
     },
     remote::{self, Remote},
 };
@@ -221,6 +222,8 @@ impl Connection {
             file,
             request,
             memory: caller,
+            // (A caller that is killed closes its files, which ends what waits.)
+            interrupt: Interrupt::default(),
             descriptors: Vec::new(),
             keep_descriptors: false,
         };

@@ -35,6 +35,7 @@ use self::connection::Connection;
 use super::host::SimHost;
 
 mod connection;
+mod numbers;
 mod remote;
 #[cfg(test)]
 mod tests;

@@ -19,10 +19,13 @@ use nix::{
     unistd::Pid,
 };
 
-use super::super::{
-    caller::{CallerMemory, Credentials, Inode, UserMemory},
-    door::check_mapped,
-    host::not_locked,
+use super::{
+    super::{
+        caller::{CallerMemory, Credentials, Inode, UserMemory},
+        door::check_mapped,
+        host::not_locked,
+    },
+    numbers,
 };
 
 /// Bits of `CapEff`.
@@ -49,9 +52,7 @@ impl Remote {
         let number = i32::try_from(pid).ok().filter(|&pid| pid > 0).ok_or(Errno::ESRCH)?;
         // SAFETY: opens a descriptor and touches no memory.
         let handle = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) })?;
-        let handle = RawFd::try_from(handle).map_err(|_| Errno::EBADF)?;
-        // SAFETY: the kernel has just opened it for us.
-        let handle = unsafe { OwnedFd::from_raw_fd(handle) };
+        let handle = RawFd::try_from(handle).ok().and_then(new_descriptor).ok_or(Errno::EBADF)?;
         Ok(Remote { pid, handle, credentials: credentials(pid) })
     }
 
@@ -72,6 +73,12 @@ impl Remote {
     /// Whether it is gone or about to be: a kernel closes the descriptors of a process first.
     pub(super) fn is_ending(&self) -> bool {
         !self.is_alive() || is_exiting(self.pid)
+    }
+
+    fn check_mapped(&self, address: u64, len: u64, anonymous: bool) -> nix::Result<()> {
+        not_locked();
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid));
+        check_mapped(&maps.map_err(|_| Errno::EFAULT)?, address, len, anonymous)
     }
 
     fn number(&self) -> Pid {
@@ -135,14 +142,20 @@ impl CallerMemory for Arc<Remote> {
         len: u64,
         anonymous: bool,
     ) -> nix::Result<Arc<dyn UserMemory>> {
-        not_locked();
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid));
-        check_mapped(&maps.map_err(|_| Errno::EFAULT)?, address, len, anonymous)?;
+        self.check_mapped(address, len, anonymous)?;
         Ok(self.promised_memory())
     }
 
     fn promised_memory(&self) -> Arc<dyn UserMemory> {
         Arc::<Remote>::clone(self)
+    }
+
+    fn own_number(&self, pid: u32) -> u32 {
+        numbers::own(pid)
+    }
+
+    fn find_number(&self, number: u32, among: &[u32]) -> Option<u32> {
+        numbers::find(self.pid, number, among)
     }
 }
 
@@ -166,6 +179,10 @@ impl UserMemory for Remote {
             unsafe { libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0) }
         })
     }
+
+    fn check(&self, address: u64, len: u64) -> nix::Result<()> {
+        self.check_mapped(address, len, false)
+    }
 }
 
 fn range(address: u64) -> nix::Result<usize> {
@@ -188,9 +205,19 @@ pub(super) fn tracer_of(pid: u32) -> Option<u32> {
 
 /// The first word of a line of a process's status.
 fn status(pid: u32, key: &str) -> Option<String> {
+    Some(status_line(pid, key)?.split_ascii_whitespace().next()?.to_owned())
+}
+
+/// A line of a process's status, without its key.
+pub(super) fn status_line(pid: u32, key: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-    Some(line.split_ascii_whitespace().next()?.to_owned())
+    text.lines().find_map(|line| line.strip_prefix(key)).map(str::to_owned)
+}
+
+/// Takes over what a call has just opened.
+pub(super) fn new_descriptor(number: RawFd) -> Option<OwnedFd> {
+    // SAFETY: the kernel has just opened it for us.
+    (number >= 0).then(|| unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 fn is_exiting(pid: u32) -> bool {

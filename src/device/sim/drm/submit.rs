@@ -25,6 +25,7 @@ use crate::{
         engine::{Entity, Job},
         fence::{Deadline, Fence},
         host::SimHost,
+        interrupt::Interrupt,
         object::{Object, Store},
     },
 };
@@ -80,7 +81,7 @@ pub(super) fn cs(host: &SimHost, call: &mut Call<'_>, cs: &mut CsIn) -> nix::Res
     objects.dedup_by(|one, other| Arc::ptr_eq(one, other));
     let fence = Arc::new(Fence::default());
     let ring = chunks.buffers.first().map_or(0, |buffer| buffer.ring);
-    let number = enter(&entity, &fence, |number| {
+    let number = enter(&entity, &fence, &call.interrupt, |number| {
         host.shared.engines[gpu].submit(Job {
             file: call.file,
             pid: call.pid,
@@ -107,6 +108,7 @@ pub(super) fn cs(host: &SimHost, call: &mut Call<'_>, cs: &mut CsIn) -> nix::Res
 fn enter(
     entity: &Entity,
     fence: &Arc<Fence>,
+    interrupt: &Interrupt,
     submit: impl FnOnce(u64) -> nix::Result<()>,
 ) -> nix::Result<u64> {
     loop {
@@ -115,7 +117,7 @@ fn enter(
         if let Some(oldest) = oldest.filter(|_| timeline.fences.len() as u64 >= MOST_JOBS) {
             if oldest.ending().is_none() {
                 drop(timeline);
-                oldest.wait(Deadline::Never);
+                oldest.wait_until(Deadline::Never, interrupt)?;
                 continue;
             }
             timeline.fences.pop_front();

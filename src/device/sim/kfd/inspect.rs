@@ -8,7 +8,7 @@ use std::{
 use nix::errno::Errno;
 
 use super::{
-    super::{Complaint, SimHost, SimProcess, object::Object},
+    super::{Complaint, SimHost, SimProcess, interrupt::Interrupt, object::Object},
     fill::{Fill, put},
     process::handle,
 };
@@ -168,7 +168,7 @@ impl SimHost {
                 }
                 (process.changed.times(), Arc::clone(&process.changed))
             };
-            if !changed.wait(times, deadline) {
+            if changed.wait(times, deadline, &Interrupt::default()) != Ok(true) {
                 return false;
             }
         }

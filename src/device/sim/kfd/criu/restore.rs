@@ -226,9 +226,10 @@ fn bo(
         size: bucket.size,
         flags: bucket.alloc_flags,
         user_address: record.user_address,
+        late: true,
     };
-    // Its memory need not be there before RESUME.
-    let bo = new_bo(io.host, state, io.pid, &request, None)?;
+    let memory = Some(io.call.memory.promised_memory());
+    let bo = new_bo(io.host, state, io.pid, &request, memory)?;
     let object = Arc::clone(&bo.object);
     let process = state.kfd.process(io.pid)?;
     let bos = &mut process.devices[place].bos;
