@@ -7,8 +7,6 @@ use super::{Request, layout};
 
 /// The version of the protocol.
 pub const VERSION: u32 = 1;
-/// Where the daemon finds the module.
-pub const RELAY: &str = "/dev/gpu-relay";
 /// The first render minor that can be.
 pub const FIRST_MINOR: u32 = 128;
 /// How many render minors there can be.
@@ -17,8 +15,6 @@ pub const MINORS: u32 = 128;
 pub const MOST_DESCRIPTORS: usize = 65536;
 /// The longest argument of an ioctl.
 pub const MOST_ARGUMENT: usize = (1 << 14) - 1;
-/// The longest path and the longest text of a file in sysfs.
-pub const MOST_PATH: usize = 256;
 
 /// What a request asks for.
 #[allow(missing_docs)] // the header's names

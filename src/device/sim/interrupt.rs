@@ -37,7 +37,6 @@ pub(super) trait Wake: Send + Sync {
 
 impl Interrupt {
     /// Wakes what the call waits for, now and from now on.
-    #[cfg_attr(not(test), allow(dead_code))] // no door of ours has signals to tell of
     pub(super) fn raise(&self) {
         self.0.raised.store(true, Ordering::Release);
         // Without the lock: who is woken gives its place up.

@@ -251,4 +251,11 @@ impl SimHost {
     pub fn hide_gpu_from(&self, pid: u32, gpu: usize) {
         self.state().kfd.hidden.insert((pid, gpu));
     }
+
+    /// The same of just these GPUs, and no others.
+    pub(in super::super) fn hide_gpus_from(&self, pid: u32, gpus: impl Iterator<Item = usize>) {
+        let mut state = self.state();
+        state.kfd.hidden.retain(|&(other, _)| other != pid);
+        state.kfd.hidden.extend(gpus.map(|gpu| (pid, gpu)));
+    }
 }

@@ -8,10 +8,7 @@ use std::{fs::File, os::fd::AsRawFd};
 
 use nix::{errno::Errno, libc, sys::stat::fstat};
 
-use super::{
-    super::caller::Inode,
-    remote::{self, status_line},
-};
+use super::{super::caller::Inode, new_descriptor, status_line};
 
 /// The namespace around a namespace.
 const NS_GET_PARENT: libc::c_ulong = 0xb702;
@@ -54,7 +51,7 @@ fn around(pid: u32, levels: usize) -> Option<Inode> {
 fn parent(namespace: &File) -> Option<File> {
     // SAFETY: the call takes no argument and opens a descriptor.
     let answer = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_PARENT) };
-    remote::new_descriptor(Errno::result(answer).ok()?).map(File::from)
+    new_descriptor(Errno::result(answer).ok()?).map(File::from)
 }
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
-//! A process that calls: what it may do, its descriptors, its memory.
+//! A process that calls from outside: what it may do, its descriptors, its memory.
 
 use std::{
     fs,
     io::{IoSlice, IoSliceMut},
-    os::fd::{AsFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     ptr,
     sync::Arc,
 };
 
 use nix::{
     errno::Errno,
+    fcntl::{FcntlArg, FdFlag, fcntl},
     libc,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
@@ -20,13 +21,12 @@ use nix::{
 };
 
 use super::{
-    super::{
-        caller::{CallerMemory, Credentials, Inode, UserMemory},
-        door::check_mapped,
-        host::not_locked,
-    },
-    numbers,
+    caller::{CallerMemory, Credentials, Inode, UserMemory},
+    door::check_mapped,
+    host::{FileId, FileKind, SimHost, not_locked},
 };
+
+mod numbers;
 
 /// Bits of `CapEff`.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
@@ -54,6 +54,11 @@ impl Remote {
         let handle = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) })?;
         let handle = RawFd::try_from(handle).ok().and_then(new_descriptor).ok_or(Errno::EBADF)?;
         Ok(Remote { pid, handle, credentials: credentials(pid) })
+    }
+
+    /// Stays the same process, whoever gets its number next.
+    pub(super) fn handle(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -196,8 +201,27 @@ fn credentials(pid: u32) -> Credentials {
     Credentials { checkpoint: has(CAP_CHECKPOINT_RESTORE | CAP_SYS_ADMIN), nice: has(CAP_SYS_NICE) }
 }
 
+/// Whether a descriptor that a caller is to get closes on exec.
+pub(super) fn is_close_on_exec(fd: &OwnedFd) -> bool {
+    let flags = fcntl(fd, FcntlArg::F_GETFD).unwrap_or_default();
+    FdFlag::from_bits_truncate(flags).contains(FdFlag::FD_CLOEXEC)
+}
+
+/// Before a call on another process's file of KFD: whether the caller is its ptracer.
+pub(super) fn see_who_traces(host: &SimHost, caller: u32, file: FileId) {
+    let mut state = host.state();
+    let Ok(&FileKind::Kfd(owner)) = state.file(file) else { return };
+    if owner == caller {
+        return;
+    }
+    match tracer_of(owner) {
+        Some(tracer) => state.tracers.insert(owner, tracer),
+        None => state.tracers.remove(&owner),
+    };
+}
+
 /// The process that traces another.
-pub(super) fn tracer_of(pid: u32) -> Option<u32> {
+fn tracer_of(pid: u32) -> Option<u32> {
     // A thread, and of interest is its process.
     let thread = status(pid, "TracerPid:")?.parse().ok().filter(|&tracer| tracer != 0)?;
     status(thread, "Tgid:")?.parse().ok()
