@@ -5,5 +5,6 @@
 #![forbid(unsafe_code)]
 
 mod gpus;
+mod pair;
 mod plain;
 mod support;
