@@ -6,5 +6,6 @@
 
 mod clients;
 mod gpus;
+mod pair;
 mod plain;
 mod support;
