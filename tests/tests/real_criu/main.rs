@@ -23,6 +23,7 @@ use vramstream_tests::real::workload::{Kind, Workload};
 use vramstream_tests::real::{Result, wait_for};
 
 mod broken_dumps;
+mod frameworks;
 mod plugin;
 
 const WORKLOAD: &str = env!("CARGO_BIN_EXE_vramstream-workload");
@@ -38,7 +39,7 @@ const TREE: Kind = Kind::Tree(50);
 const LARGE: Kind = Kind::Memory(2048 * MIB);
 
 /// Runs `case` with each CRIU version, unless these tests are switched off.
-fn with_each_criu(case: impl Fn(&Criu) -> Result<()>) -> Result<()> {
+fn with_each_criu(mut case: impl FnMut(&Criu) -> Result<()>) -> Result<()> {
     if std::env::var_os("VRAMSTREAM_SKIP_CRIU").is_some_and(|value| value == "1") {
         println!("skipped: VRAMSTREAM_SKIP_CRIU=1");
         return Ok(());

@@ -1,0 +1,47 @@
+//! A framework in the middle of its training, moved from one host to the other.
+
+use vramstream_tests::real::training::{Framework, Training};
+
+use super::*;
+
+/// How many steps a training has, and after how many of them it is moved.
+const STEPS: u32 = 300;
+const BEFORE: usize = 100;
+
+/// `PyTorch` on the CPU: the file of losses is what a training without an interruption writes, bit for
+/// bit, and so are the parameters at the end.
+#[test]
+fn the_loss_curve_of_pytorch_continues_exactly() -> Result<()> {
+    let mut reference = None;
+    with_each_criu(|criu| {
+        let case = Case::new()?;
+        let link = Link::new(10_000)?;
+        let mut training = Training::start(Framework::Torch, STEPS, &case.scratch)?;
+        training.reaches(BEFORE)?;
+        let (capture, mut receive) = two_hosts(&link, &case)?;
+        let mut capture = capture.start()?;
+        capture.ready(SHORT)?;
+        let gate = gate(&case)?;
+        let options = ["--action-script", gate.as_str()];
+        criu.dump_pid(training.pid(), &case.source, &options)?.end(LONG)??;
+        capture.succeeds(LONG)?;
+        training.gone()?;
+        let at = training.losses()?;
+        let steps = training.steps()?;
+        assert!((BEFORE..STEPS as usize).contains(&steps), "it was moved after {steps} steps");
+        receive.ready(LONG)?;
+        let pid = criu.restore_pid(&case.destination, LONG)?;
+        assert_eq!(pid, training.pid());
+        training.set_restored();
+        receive.succeeds(SHORT)?;
+        let losses = training.ends()?;
+        assert!(losses.starts_with(&at), "what was written before has changed");
+        if reference.is_none() {
+            let mut uninterrupted =
+                Training::start(Framework::Torch, STEPS, &case.scratch.dir("r")?)?;
+            reference = Some(uninterrupted.ends()?);
+        }
+        assert_eq!(Some(losses), reference);
+        Ok(())
+    })
+}
