@@ -1,7 +1,7 @@
 """Trains a small network with PyTorch on the CPU, the same way each time.
 
-With `--parameters vram` all parameters and all of Adam's state lie in VRAM, on all GPUs by turns, mapped
-to the CPU through the render nodes: tensors are views of that memory, and the training reads and writes
+With `--parameters vram` all parameters and all of Adam's state lie in VRAM, spread over all GPUs,
+mapped to the CPU through the render nodes: tensors are views of that memory, and the training reads and writes
 it in place. No kernel runs on a GPU; what is computed is computed by the CPU. Gradients and activations
 are in the process's own memory.
 """

@@ -142,17 +142,15 @@ def gpus():
 
 
 class Pool:
-    """Buffers of several GPUs, by turns."""
+    """Buffers of several GPUs."""
 
     def __init__(self, of=None):
         self._gpus = of if of is not None else gpus()
-        self._next = 0
         self.bytes = [0] * len(self._gpus)
 
     def allocate(self, size):
-        """A buffer of the GPU whose turn it is."""
-        at = self._next
-        self._next = (at + 1) % len(self._gpus)
+        """A buffer of the GPU that has the least so far."""
+        at = self.bytes.index(min(self.bytes))
         self.bytes[at] += size
         return self._gpus[at].allocate(size)
 

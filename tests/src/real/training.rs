@@ -17,21 +17,23 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub enum Framework {
     /// `PyTorch`, on the CPU.
     Torch,
+    /// `TensorFlow`, on the CPU.
+    TensorFlow,
 }
 
 impl Framework {
     fn name(self) -> &'static str {
         match self {
             Framework::Torch => "torch",
+            Framework::TensorFlow => "tensorflow",
         }
     }
 
     /// The Python that has it, set up at the first call.
     fn python(self) -> Result<PathBuf> {
-        static TORCH: OnceLock<std::result::Result<PathBuf, String>> = OnceLock::new();
-        let once = match self {
-            Framework::Torch => &TORCH,
-        };
+        static PYTHONS: [OnceLock<std::result::Result<PathBuf, String>>; 2] =
+            [const { OnceLock::new() }; 2];
+        let once = &PYTHONS[self as usize];
         let python = once.get_or_init(|| {
             let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/frameworks-setup");
             let lines =

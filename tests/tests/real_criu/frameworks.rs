@@ -8,15 +8,14 @@ use super::*;
 const STEPS: u32 = 300;
 const BEFORE: usize = 100;
 
-/// `PyTorch` on the CPU: the file of losses is what a training without an interruption writes, bit for
-/// bit, and so are the parameters at the end.
-#[test]
-fn the_loss_curve_of_pytorch_continues_exactly() -> Result<()> {
+/// The file of losses is what a training without an interruption writes, bit for bit, and so are the
+/// parameters at the end.
+fn the_loss_curve_continues_exactly(framework: Framework) -> Result<()> {
     let mut reference = None;
     with_each_criu(|criu| {
         let case = Case::new()?;
         let link = Link::new(10_000)?;
-        let mut training = Training::start(Framework::Torch, STEPS, &case.scratch)?;
+        let mut training = Training::start(framework, STEPS, &case.scratch)?;
         training.reaches(BEFORE)?;
         let (capture, mut receive) = two_hosts(&link, &case)?;
         let mut capture = capture.start()?;
@@ -37,11 +36,21 @@ fn the_loss_curve_of_pytorch_continues_exactly() -> Result<()> {
         let losses = training.ends()?;
         assert!(losses.starts_with(&at), "what was written before has changed");
         if reference.is_none() {
-            let mut uninterrupted =
-                Training::start(Framework::Torch, STEPS, &case.scratch.dir("r")?)?;
+            let mut uninterrupted = Training::start(framework, STEPS, &case.scratch.dir("r")?)?;
             reference = Some(uninterrupted.ends()?);
         }
         assert_eq!(Some(losses), reference);
         Ok(())
     })
+}
+
+#[test]
+fn the_loss_curve_of_pytorch_continues_exactly() -> Result<()> {
+    the_loss_curve_continues_exactly(Framework::Torch)
+}
+
+#[test]
+#[ignore = "of the long list: TensorFlow takes 1.2 GB"]
+fn the_loss_curve_of_tensorflow_continues_exactly() -> Result<()> {
+    the_loss_curve_continues_exactly(Framework::TensorFlow)
 }
