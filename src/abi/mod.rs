@@ -18,6 +18,7 @@ pub mod amdgpu;
 pub mod criu;
 pub mod drm;
 pub mod kfd;
+pub mod relay;
 pub mod sdma;
 
 /// A structure that is nothing but its bytes.

@@ -8,6 +8,7 @@
 //! where it has none, since to ask the file costs more than to copy a few pages.
 
 use std::{
+    any::Any,
     collections::HashMap,
     fs::File,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
@@ -125,7 +126,7 @@ impl Piece {
 
     /// What a process gets that asks for a mapping of a range.
     pub(super) fn view(&self, offset: u64, len: u64) -> View {
-        View { arena: Arc::clone(&self.arena), start: self.start + offset, len }
+        View { arena: Arc::clone(&self.arena), start: self.start + offset, len, _keeps: None }
     }
 
     /// Whether nothing was ever written to a range: it reads as zeros, and reading it through a
@@ -319,9 +320,16 @@ pub(super) struct View {
     arena: Arc<Arena>,
     start: u64,
     len: u64,
+    _keeps: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl View {
+    /// The same, and as long as somebody has it what it is of stays too, as an object does that is
+    /// mapped.
+    pub(super) fn keeping(self, what: Arc<dyn Any + Send + Sync>) -> Self {
+        View { _keeps: Some(what), ..self }
+    }
+
     /// Maps it in this process.
     pub(super) fn map(&self) -> nix::Result<DeviceMemory> {
         let len = usize::try_from(self.len).map_err(|_| Errno::EINVAL)?;

@@ -2,7 +2,7 @@
 
 use std::{fmt, os::fd::OwnedFd, sync::Arc};
 
-use super::host::FileId;
+use super::{host::FileId, interrupt::Interrupt};
 
 /// What a process may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +49,16 @@ pub(super) trait CallerMemory: fmt::Debug + Send + Sync {
 
     /// The same, before anybody has looked whether there is memory.
     fn promised_memory(&self) -> Arc<dyn UserMemory>;
+
+    /// What a process calls itself: its number in its own pid namespace.
+    fn own_number(&self, pid: u32) -> u32 {
+        pid
+    }
+
+    /// The process, of some, that has a number in the caller's pid namespace.
+    fn find_number(&self, number: u32, among: &[u32]) -> Option<u32> {
+        among.iter().copied().find(|&pid| pid == number)
+    }
 }
 
 /// Memory of a caller that engines read and write by address.
@@ -66,6 +76,9 @@ pub(super) trait UserMemory: fmt::Debug + Send + Sync {
     ///
     /// `from` has that many bytes.
     unsafe fn write(&self, address: u64, from: *const u8, len: usize) -> nix::Result<()>;
+
+    /// EFAULT where not all of a range is mapped.
+    fn check(&self, address: u64, len: u64) -> nix::Result<()>;
 
     /// Where an address of the caller is for us, if its memory is ours too.
     fn local(&self, address: u64) -> Option<*mut u8> {
@@ -92,6 +105,8 @@ pub(super) struct Call<'a> {
     pub file: FileId,
     pub request: u32,
     pub memory: &'a dyn CallerMemory,
+    /// Raised when the caller has a signal to handle: then calls that wait answer EINTR.
+    pub interrupt: Interrupt,
     /// Descriptors that the caller gets when the handler has succeeded.
     pub descriptors: Vec<(Slot, OwnedFd)>,
     /// Whether it gets them although the handler fails, which is what the kernel does in places.

@@ -1,12 +1,13 @@
 //! Descriptors that stand for objects.
 //!
 //! A dma-buf keeps its object for as long as any process has a descriptor of it. Here the
-//! descriptor is of an empty memory file, and whether it is still open anywhere shows in the list
+//! descriptor is of an empty memory file, or of a real dma-buf without memory where a kernel module
+//! helps, and whether it is still open anywhere shows in the list
 //! of file locks: each has one, which the machine we run on removes with the last descriptor.
 
 use std::{
     collections::HashSet,
-    fs,
+    fmt, fs,
     os::fd::{AsRawFd, OwnedFd},
 };
 
@@ -22,11 +23,16 @@ use nix::{
 
 use super::caller::Inode;
 
+/// Who makes real dma-bufs, where somebody can.
+pub(super) trait Exporter: fmt::Debug + Send + Sync {
+    /// A descriptor of a new dma-buf, which nothing is known of but its size.
+    fn export(&self, size: u64, writable: bool) -> nix::Result<OwnedFd>;
+}
+
 /// A new descriptor. Its size is that of the object, as with a dma-buf.
 pub(super) fn descriptor(size: u64) -> nix::Result<OwnedFd> {
     let fd = memfd_create("dmabuf", MFdFlags::empty())?;
     ftruncate(&fd, i64::try_from(size).map_err(|_| Errno::EINVAL)?)?;
-    mark(&fd)?;
     Ok(fd)
 }
 
@@ -70,6 +76,7 @@ mod tests {
     #[test]
     fn a_descriptor_is_open_until_the_last_copy_is_closed() {
         let fd = descriptor(4096).unwrap();
+        mark(&fd).unwrap();
         let this = inode(&fd).unwrap();
         let copy = fd.try_clone().unwrap();
         drop(fd);

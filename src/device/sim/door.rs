@@ -17,7 +17,8 @@ use nix::{
 use super::{
     caller::{Call, CallerMemory, Credentials, Inode, Slot, UserMemory},
     dispatch,
-    host::{FileId, SimHost, inode},
+    host::{FileId, SimHost, inode, not_locked},
+    interrupt::Interrupt,
 };
 use crate::device::{DeviceFile, DeviceKind, DeviceMemory, Driver};
 
@@ -27,11 +28,13 @@ pub struct SimProcess {
     host: SimHost,
     pid: u32,
     credentials: Credentials,
+    /// Raised by tests alone.
+    pub(super) interrupt: Interrupt,
 }
 
 impl SimProcess {
     pub(super) fn new(host: SimHost, pid: u32, credentials: Credentials) -> Self {
-        SimProcess { host, pid, credentials }
+        SimProcess { host, pid, credentials, interrupt: Interrupt::default() }
     }
 
     /// Its number on the machine.
@@ -88,6 +91,7 @@ impl DeviceFile for SimFile {
             file: self.id,
             request,
             memory: &OwnMemory,
+            interrupt: self.process.interrupt.clone(),
             descriptors: Vec::new(),
             keep_descriptors: false,
         };
@@ -138,6 +142,7 @@ struct OwnMemory;
 
 impl CallerMemory for OwnMemory {
     fn read(&self, address: u64, into: &mut [u8]) -> nix::Result<()> {
+        not_locked();
         let (base, len) = (range(address)?, into.len());
         let local = &mut [std::io::IoSliceMut::new(into)];
         let done = process_vm_readv(Pid::this(), local, &[RemoteIoVec { base, len }])?;
@@ -145,6 +150,7 @@ impl CallerMemory for OwnMemory {
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> nix::Result<()> {
+        not_locked();
         let (base, len) = (range(address)?, bytes.len());
         let local = &[std::io::IoSlice::new(bytes)];
         let done = process_vm_writev(Pid::this(), local, &[RemoteIoVec { base, len }])?;
@@ -167,8 +173,7 @@ impl CallerMemory for OwnMemory {
         len: u64,
         anonymous: bool,
     ) -> nix::Result<Arc<dyn UserMemory>> {
-        let maps = fs::read_to_string("/proc/self/maps").map_err(|_| Errno::EFAULT)?;
-        check_mapped(&maps, address, len, anonymous)?;
+        check_own(address, len, anonymous)?;
         Ok(Arc::new(OwnMemory))
     }
 
@@ -193,9 +198,19 @@ impl UserMemory for OwnMemory {
         Ok(())
     }
 
+    fn check(&self, address: u64, len: u64) -> nix::Result<()> {
+        check_own(address, len, false)
+    }
+
     fn local(&self, address: u64) -> Option<*mut u8> {
         usize::try_from(address).ok().map(std::ptr::with_exposed_provenance_mut)
     }
+}
+
+fn check_own(address: u64, len: u64, anonymous: bool) -> nix::Result<()> {
+    not_locked();
+    let maps = fs::read_to_string("/proc/self/maps").map_err(|_| Errno::EFAULT)?;
+    check_mapped(&maps, address, len, anonymous)
 }
 
 fn range(address: u64) -> nix::Result<usize> {

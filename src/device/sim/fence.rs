@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -10,6 +10,8 @@ use nix::{
     errno::Errno,
     time::{ClockId, clock_gettime},
 };
+
+use super::interrupt::{Interrupt, Wake};
 
 /// How a submission ended.
 pub(super) type Ending = Result<(), Errno>;
@@ -60,24 +62,50 @@ impl Fence {
         then();
     }
 
-    /// Waits until a deadline.
-    pub(super) fn wait(&self, deadline: Deadline) -> Option<Ending> {
+    /// Waits, whatever comes.
+    pub(super) fn wait(&self) -> Ending {
+        let mut state = self.lock();
+        loop {
+            if let Some(ending) = state.ending {
+                return ending;
+            }
+            state = self.signalled.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits until a deadline. EINTR.
+    pub(super) fn wait_until(
+        self: &Arc<Self>,
+        deadline: Deadline,
+        interrupt: &Interrupt,
+    ) -> nix::Result<Option<Ending>> {
+        let _sleeping = interrupt.wakes(Arc::<Fence>::clone(self));
         let mut state = self.lock();
         while state.ending.is_none() {
+            if interrupt.is_raised() {
+                return Err(Errno::EINTR);
+            }
             state = match deadline.left() {
                 None => self.signalled.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(Duration::ZERO) => return None,
+                Some(Duration::ZERO) => return Ok(None),
                 Some(left) => {
                     let waited = self.signalled.wait_timeout(state, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
         }
-        state.ending
+        Ok(state.ending)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for Fence {
+    fn wake(&self) {
+        let _state = self.lock();
+        self.signalled.notify_all();
     }
 }
 
@@ -122,16 +150,13 @@ pub(super) fn monotonic() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    };
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
 
     #[test]
     fn a_fence_keeps_its_first_ending_and_tells_its_followers_once() {
-        let (fence, told) = (Fence::default(), Arc::new(AtomicU32::new(0)));
+        let (fence, told) = (Arc::<Fence>::default(), Arc::new(AtomicU32::new(0)));
         let follower = || {
             let told = Arc::clone(&told);
             move || {
@@ -139,11 +164,12 @@ mod tests {
             }
         };
         fence.then(follower());
-        assert_eq!(fence.wait(Deadline::from_monotonic(0)), None);
+        let interrupt = Interrupt::default();
+        assert_eq!(fence.wait_until(Deadline::from_monotonic(0), &interrupt), Ok(None));
         fence.signal(Err(Errno::ECANCELED));
         fence.signal(Ok(()));
         fence.then(follower());
-        assert_eq!(fence.wait(Deadline::Never), Some(Err(Errno::ECANCELED)));
+        assert_eq!(fence.wait(), Err(Errno::ECANCELED));
         assert_eq!(told.load(Ordering::Relaxed), 2);
     }
 

@@ -4,10 +4,12 @@
 //! `Arc`s, and whoever waits for them waits on a condition of its own.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, HashMap},
+    ops::{Deref, DerefMut},
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -24,7 +26,8 @@ use nix::{
 use super::{
     arena::Arena,
     caller::{Credentials, Inode},
-    dispatch, dma_buf,
+    dispatch,
+    dma_buf::{self, Exporter},
     door::SimProcess,
     drm::RenderFile,
     engine::{Copied, Engines},
@@ -65,6 +68,8 @@ pub(super) struct Shared {
     pub in_flight: Arc<InFlight>,
     /// The engines of each GPU.
     pub engines: Vec<Arc<Engines>>,
+    /// Who makes real dma-bufs, if anybody does.
+    pub exporter: OnceLock<Box<dyn Exporter>>,
     next_pid: AtomicU32,
     state: Mutex<State>,
 }
@@ -82,6 +87,40 @@ pub(super) struct State {
     /// Who traces whom.
     pub tracers: HashMap<u32, u32>,
     log: Arc<Log>,
+}
+
+thread_local! {
+    static LOCKED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The state of a machine, locked.
+#[derive(Debug)]
+pub(super) struct Locked<'a>(MutexGuard<'a, State>);
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.0
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.0
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        LOCKED.with(|locked| locked.set(false));
+    }
+}
+
+/// Looking at a caller's memory waits for the caller's own locks, and a caller that maps memory of
+/// ours holds these while it waits for the state: so nobody looks while the state is locked.
+pub(super) fn not_locked() {
+    debug_assert!(!LOCKED.with(Cell::get), "a caller's memory is asked for under the lock");
 }
 
 /// What changes of a GPU.
@@ -139,6 +178,7 @@ impl SimHost {
             faults,
             in_flight,
             engines,
+            exporter: OnceLock::new(),
             next_pid: AtomicU32::new(1000),
             state: Mutex::new(state),
             machine,
@@ -209,9 +249,11 @@ impl SimHost {
         self.shared.engines.get(gpu).map_or_else(Vec::new, |engines| engines.executed())
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> Locked<'_> {
         // A handler that panicked has failed its test already.
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+        let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        LOCKED.with(|locked| locked.set(true));
+        Locked(state)
     }
 
     /// A new object in VRAM (ENOMEM where it is full) or GTT; `size` is whole pages.
@@ -254,8 +296,18 @@ impl SimHost {
     }
 
     /// A descriptor that stands for an object as a dma-buf, and keeps it until it is closed.
-    pub(super) fn export(&self, state: &mut State, object: &Arc<Object>) -> nix::Result<OwnedFd> {
-        let fd = dma_buf::descriptor(object.size)?;
+    pub(super) fn export(
+        &self,
+        state: &mut State,
+        object: &Arc<Object>,
+        writable: bool,
+    ) -> nix::Result<OwnedFd> {
+        let exporter = self.shared.exporter.get();
+        let fd = match exporter {
+            Some(exporter) => exporter.export(object.size, writable)?,
+            None => dma_buf::descriptor(object.size)?,
+        };
+        dma_buf::mark(&fd)?;
         state.dma_bufs.insert(inode(&fd)?, Arc::clone(object));
         Ok(fd)
     }

@@ -10,8 +10,11 @@
 //!  door       in this process: arguments are copied in and out, memory of the caller is reached by
 //!             address, descriptors are real ones (a memfd each, known by its inode)
 //!  daemon     the same for callers in other processes, which come through a socket
+//!  relay      the same for callers of real device nodes, which a kernel module passes on
+//!  remote     a caller in another process: its memory, its descriptors, its rights
 //!  dispatch   number → handler; the fault plan has its say first
 //!  drm, kfd   the handlers
+//!  interrupt  how a call that waits is let go
 //!  vm, object GPU address spaces and what is mapped in them
 //!  engine     SDMA engines: threads that execute the packets of indirect buffers
 //!  profile    models of GPUs; machine and sysfs make a host and its topology of them
@@ -41,6 +44,7 @@ mod faults;
 mod fence;
 mod flight;
 mod host;
+mod interrupt;
 mod kfd;
 mod link;
 mod log;
@@ -48,6 +52,8 @@ mod machine;
 mod names;
 mod object;
 mod profile;
+mod relay;
+mod remote;
 mod sysfs;
 #[cfg(test)]
 mod tests;
@@ -64,4 +70,5 @@ pub use kfd::{BoInfo, EventInfo, Fill, QueueInfo, QueueState, Scribble};
 pub use log::Complaint;
 pub use machine::{GpuSpec, KernelRelease, Machine, Speed};
 pub use profile::{Profile, ProfileError};
+pub use relay::{Relay, RelayError};
 pub use sysfs::SysfsError;

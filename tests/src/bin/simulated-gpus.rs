@@ -9,6 +9,9 @@
 //! the number of `/dev/kfd`, a place for shared memory; then each line of its standard input is an
 //! order (`vramstream_tests::machine::orders`), whose answer ends in a line `end`.
 //!
+//! With `--relay` as well, its devices are also those of the machine that it runs on: `/dev/kfd`,
+//! render nodes, the topology in `/sys`. `tests/vm/module` must be loaded there.
+//!
 //! Prints `ready` when it listens. At the end it waits for its clients to close their files and
 //! prints what they did wrong, a line each; its status is 0 if that is nothing.
 #![forbid(unsafe_code)]
@@ -27,7 +30,7 @@ use std::{
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use vramstream::{
-    device::sim::{Daemon, Machine, Profile, SimHost},
+    device::sim::{Daemon, Machine, Profile, Relay, SimHost},
     ring::ByteSize,
 };
 use vramstream_tests::machine::{END, MachineSpec, WRONG, orders::Orders};
@@ -41,6 +44,9 @@ struct Whole {
     /// Where its files are to be
     #[arg(long)]
     dir: PathBuf,
+    /// Show its devices through the kernel module whose device this is
+    #[arg(long)]
+    relay: Option<PathBuf>,
     #[command(flatten)]
     spec: MachineSpec,
 }
@@ -75,9 +81,10 @@ fn serve(
     let profile = Profile::named(profile).ok_or("there is no such profile")?;
     let ByteSize(vram) = vram.parse()?;
     let machine = Machine::new(&profile, gpus.parse()?).vram_bytes(vram);
-    let daemon = listen(machine, Path::new(socket))?;
+    let daemon = listen(SimHost::new(machine)?, Path::new(socket))?;
+    println!("ready");
     io::stdin().read_to_end(&mut Vec::new())?;
-    Ok(end(&daemon))
+    Ok(end(&daemon, || daemon.connections()))
 }
 
 fn whole(whole: &Whole) -> Result<Vec<String>, Box<dyn Error>> {
@@ -85,7 +92,10 @@ fn whole(whole: &Whole) -> Result<Vec<String>, Box<dyn Error>> {
     fs::create_dir_all(dir.join("shm"))?;
     machine.write_sysfs(&dir.join("topology"))?;
     fs::write(dir.join("dev"), "511:0\n")?;
-    let daemon = listen(machine, &dir.join("gpus.sock"))?;
+    let daemon = listen(SimHost::new(machine)?, &dir.join("gpus.sock"))?;
+    let start = |device: &PathBuf| Relay::start(daemon.host().clone(), device);
+    let relay = whole.relay.as_ref().map(start).transpose()?;
+    println!("ready");
     let mut orders = Orders::to(&daemon);
     for line in io::stdin().lock().lines() {
         match orders.obey(&line?) {
@@ -94,23 +104,23 @@ fn whole(whole: &Whole) -> Result<Vec<String>, Box<dyn Error>> {
         }
         println!("{END}");
     }
-    Ok(end(&daemon))
+    let open = || daemon.connections() + relay.as_ref().map_or(0, |relay| relay.open_files());
+    Ok(end(&daemon, open))
 }
 
-fn listen(machine: Machine, socket: &Path) -> Result<Arc<Daemon>, Box<dyn Error>> {
+fn listen(host: SimHost, socket: &Path) -> Result<Arc<Daemon>, Box<dyn Error>> {
     // A checkpoint has a descriptor for each BO.
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
-    let daemon = Arc::new(Daemon::bind(SimHost::new(machine)?, socket)?);
-    println!("ready");
+    let daemon = Arc::new(Daemon::bind(host, socket)?);
     let server = Arc::clone(&daemon);
     thread::spawn(move || server.serve());
     Ok(daemon)
 }
 
-fn end(daemon: &Daemon) -> Vec<String> {
+fn end(daemon: &Daemon, open: impl Fn() -> usize) -> Vec<String> {
     let until = Instant::now() + PATIENCE;
-    while daemon.connections() > 0 && Instant::now() < until {
+    while open() > 0 && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }
     daemon.host().check().iter().map(ToString::to_string).collect()

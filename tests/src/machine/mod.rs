@@ -71,21 +71,28 @@ impl SimulatedMachine {
     pub fn start(spec: &MachineSpec) -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix("gpus").tempdir()?;
         let path = dir.path().to_owned();
-        Self::launch(spec, path, Some(dir))
+        Self::launch(spec, path, Some(dir), &[])
     }
 
     /// Starts one whose files are in a directory, which is made if need be.
     pub fn start_in(spec: &MachineSpec, dir: &Path) -> io::Result<Self> {
-        Self::launch(spec, dir.to_owned(), None)
+        Self::launch(spec, dir.to_owned(), None, &[])
+    }
+
+    /// The same, whose devices are the kernel's as well, through the module behind `relay`.
+    pub fn start_behind(spec: &MachineSpec, dir: &Path, relay: &Path) -> io::Result<Self> {
+        let words = ["--relay".as_ref(), relay.as_os_str()];
+        Self::launch(spec, dir.to_owned(), None, &words)
     }
 
     fn launch(
         spec: &MachineSpec,
         dir: PathBuf,
         temporary: Option<tempfile::TempDir>,
+        words: &[&OsStr],
     ) -> io::Result<Self> {
         let mut command = Command::new(program("simulated-gpus")?);
-        command.arg("--dir").arg(&dir).args(spec.args());
+        command.arg("--dir").arg(&dir).args(spec.args()).args(words);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let gone = || io::Error::other("simulated-gpus has no output");
         let input = child.stdin.take();

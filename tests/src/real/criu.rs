@@ -50,6 +50,11 @@ impl Dump {
 }
 
 impl Criu {
+    /// One that is there already.
+    pub fn at(version: &str, path: &Path) -> Self {
+        Self { version: version.to_owned(), path: path.to_owned() }
+    }
+
     /// Whether its version is at least `major.minor`.
     pub fn at_least(&self, major: u32, minor: u32) -> bool {
         let mut numbers = self.version.split('.').map(|number| number.parse().unwrap_or(0));

@@ -15,21 +15,19 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::{FcntlArg, FdFlag, fcntl},
     sys::{
         socket::{Shutdown, setsockopt, shutdown, sockopt},
         time::TimeVal,
     },
 };
 
-use super::{
-    super::{
-        arena::View,
-        caller::{Call, Inode, Slot},
-        dispatch,
-        host::{FileId, FileKind, SimHost},
-    },
-    remote::{self, Remote},
+use super::super::{
+    arena::View,
+    caller::{Call, Inode, Slot},
+    dispatch,
+    host::{FileId, SimHost},
+    interrupt::Interrupt,
+    remote::{Remote, is_close_on_exec, see_who_traces},
 };
 use crate::device::socket::wire::{self, Answer, Place, Request};
 
@@ -213,7 +211,7 @@ impl Connection {
         argument: &[u8],
         reply: &Reply,
     ) {
-        self.see_who_traces(caller.pid(), file);
+        see_who_traces(&self.host, caller.pid(), file);
         let mut argument = argument.to_vec();
         let mut call = Call {
             pid: caller.pid(),
@@ -221,6 +219,8 @@ impl Connection {
             file,
             request,
             memory: caller,
+            // (A caller that is killed closes its files, which ends what waits.)
+            interrupt: Interrupt::default(),
             descriptors: Vec::new(),
             keep_descriptors: false,
         };
@@ -231,19 +231,6 @@ impl Connection {
             }
         }
         reply.end(answer, &argument);
-    }
-
-    /// Before a call on another process's file of KFD: whether the caller is its ptracer.
-    fn see_who_traces(&self, caller: u32, file: FileId) {
-        let mut state = self.host.state();
-        let Ok(&FileKind::Kfd(owner)) = state.file(file) else { return };
-        if owner == caller {
-            return;
-        }
-        match remote::tracer_of(owner) {
-            Some(tracer) => state.tracers.insert(owner, tracer),
-            None => state.tracers.remove(&owner),
-        };
     }
 
     /// Nobody has the file any more. Calls that block on it end with that: a process that was killed
@@ -325,9 +312,4 @@ impl Reply {
             thread::sleep(TOO_MANY_PAUSE);
         }
     }
-}
-
-pub(super) fn is_close_on_exec(fd: &OwnedFd) -> bool {
-    let flags = fcntl(fd, FcntlArg::F_GETFD).unwrap_or_default();
-    FdFlag::from_bits_truncate(flags).contains(FdFlag::FD_CLOEXEC)
 }

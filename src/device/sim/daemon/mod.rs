@@ -7,7 +7,6 @@
 //! ```text
 //!  mod         listen and accept
 //!  connection  an open file: requests in, answers out, several at a time
-//!  remote      a caller: its memory, its descriptors, its rights
 //! ```
 //!
 //! It must be allowed to trace its callers: run it as root, or as the same user.
@@ -35,7 +34,6 @@ use self::connection::Connection;
 use super::host::SimHost;
 
 mod connection;
-mod remote;
 #[cfg(test)]
 mod tests;
 

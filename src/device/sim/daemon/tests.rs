@@ -13,7 +13,7 @@ use std::{
 use nix::sys::socket::connect;
 use tempfile::TempDir;
 
-use super::{connection::is_close_on_exec, *};
+use super::{super::remote::is_close_on_exec, *};
 use crate::{
     abi::{
         Plain,

@@ -156,7 +156,7 @@ pub(super) fn map(host: &SimHost, file: FileId, offset: u64, len: u64) -> nix::R
     };
     let hidden = object.create.domain_flags & create::NO_CPU_ACCESS != 0;
     match object.piece() {
-        Some(piece) if !hidden => Ok(piece.view(0, len)),
+        Some(piece) if !hidden => Ok(piece.view(0, len).keeping(Arc::clone(&object) as _)),
         _ => Err(Errno::EPERM),
     }
 }

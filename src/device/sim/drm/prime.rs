@@ -29,7 +29,7 @@ pub(super) fn handle_to_fd(
     if object.is_user() || object.create.domain_flags & create::VM_ALWAYS_VALID != 0 {
         return Err(Errno::EPERM);
     }
-    let fd = host.export(&mut state, &object)?;
+    let fd = host.export(&mut state, &object, prime.flags & RDWR != 0)?;
     if prime.flags & CLOEXEC != 0 {
         fcntl(&fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     }

@@ -24,7 +24,8 @@ use crate::{
         caller::Call,
         engine::{Entity, Job},
         fence::{Deadline, Fence},
-        host::{SimHost, State},
+        host::SimHost,
+        interrupt::Interrupt,
         object::{Object, Store},
     },
 };
@@ -72,15 +73,15 @@ pub(super) fn cs(host: &SimHost, call: &mut Call<'_>, cs: &mut CsIn) -> nix::Res
     let user_fence = user_fence(file, &chunks)?;
     let dependencies = dependencies(file, &chunks)?;
     let (gpu, vm) = (file.gpu, Arc::clone(&file.vm));
-    check_user_memory(call, &mut state, &objects)?;
     drop(state);
+    check_user_memory(host, call, &objects)?;
 
     let mut objects = objects;
     objects.sort_unstable_by_key(Arc::as_ptr);
     objects.dedup_by(|one, other| Arc::ptr_eq(one, other));
     let fence = Arc::new(Fence::default());
     let ring = chunks.buffers.first().map_or(0, |buffer| buffer.ring);
-    let number = enter(&entity, &fence, |number| {
+    let number = enter(&entity, &fence, &call.interrupt, |number| {
         host.shared.engines[gpu].submit(Job {
             file: call.file,
             pid: call.pid,
@@ -107,6 +108,7 @@ pub(super) fn cs(host: &SimHost, call: &mut Call<'_>, cs: &mut CsIn) -> nix::Res
 fn enter(
     entity: &Entity,
     fence: &Arc<Fence>,
+    interrupt: &Interrupt,
     submit: impl FnOnce(u64) -> nix::Result<()>,
 ) -> nix::Result<u64> {
     loop {
@@ -115,7 +117,7 @@ fn enter(
         if let Some(oldest) = oldest.filter(|_| timeline.fences.len() as u64 >= MOST_JOBS) {
             if oldest.ending().is_none() {
                 drop(timeline);
-                oldest.wait(Deadline::Never);
+                oldest.wait_until(Deadline::Never, interrupt)?;
                 continue;
             }
             timeline.fences.pop_front();
@@ -266,24 +268,36 @@ pub(super) fn fence_of(entity: &Entity, number: u64) -> nix::Result<Option<Arc<F
 }
 
 /// Memory of processes: EPERM for another's; what was only promised must be there now.
-fn check_user_memory(
-    call: &Call<'_>,
-    state: &mut State,
-    objects: &[Arc<Object>],
-) -> nix::Result<()> {
+fn check_user_memory(host: &SimHost, call: &Call<'_>, objects: &[Arc<Object>]) -> nix::Result<()> {
     for object in objects {
         let Store::User { address, pid, .. } = object.store else { continue };
         if pid != call.pid {
             return Err(Errno::EPERM);
         }
-        let handles = &mut state.render(call.file)?.handles;
-        let Some(handle) = handles.of(object).and_then(|number| handles.get_mut(number)) else {
-            continue;
-        };
-        if let User::Promised { anonymous } = handle.user {
+        if let Some(anonymous) = promised(host, call, object, None)? {
             call.memory.user_memory(address, object.size, anonymous)?;
-            handle.user = User::Checked;
+            promised(host, call, object, Some(User::Checked))?;
         }
     }
     Ok(())
+}
+
+/// Whether nobody has looked at the memory of an object yet, and of what kind it is to be; and what
+/// is known of it from now on.
+fn promised(
+    host: &SimHost,
+    call: &Call<'_>,
+    object: &Arc<Object>,
+    now: Option<User>,
+) -> nix::Result<Option<bool>> {
+    let mut state = host.state();
+    let handles = &mut state.render(call.file)?.handles;
+    let Some(handle) = handles.of(object).and_then(|number| handles.get_mut(number)) else {
+        return Ok(None);
+    };
+    let User::Promised { anonymous } = handle.user else { return Ok(None) };
+    if let Some(now) = now {
+        handle.user = now;
+    }
+    Ok(Some(anonymous))
 }

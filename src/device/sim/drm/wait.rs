@@ -17,6 +17,7 @@ use crate::{
         caller::Call,
         fence::{Deadline, Fence},
         host::SimHost,
+        interrupt::{Interrupt, Wake},
         object::Store,
     },
 };
@@ -33,7 +34,7 @@ pub(super) fn wait_cs(host: &SimHost, call: &mut Call<'_>, wait: &mut WaitCsIn) 
         fence_of(&entity, wait.handle)?
     };
     let ending = match fence {
-        Some(fence) => fence.wait(Deadline::from_monotonic(wait.timeout)),
+        Some(fence) => fence.wait_until(Deadline::from_monotonic(wait.timeout), &call.interrupt)?,
         None => Some(Ok(())),
     };
     ending.unwrap_or(Ok(()))?;
@@ -65,15 +66,22 @@ pub(super) fn wait_fences(
         }
     }
     let deadline = Deadline::from_monotonic(wait.timeout_ns);
-    let first = if wait.wait_all != 0 { all(&fences, deadline)? } else { any(&fences, deadline)? };
+    let first = match wait.wait_all {
+        0 => any(&fences, deadline, &call.interrupt)?,
+        _ => all(&fences, deadline, &call.interrupt)?,
+    };
     answer(wait, &[u32::from(first.is_some()), first.unwrap_or(u32::MAX)]);
     Ok(())
 }
 
 /// Waits for all; the first is as good as any to name then.
-fn all(fences: &[Option<Arc<Fence>>], deadline: Deadline) -> nix::Result<Option<u32>> {
+fn all(
+    fences: &[Option<Arc<Fence>>],
+    deadline: Deadline,
+    interrupt: &Interrupt,
+) -> nix::Result<Option<u32>> {
     for fence in fences.iter().flatten() {
-        match fence.wait(deadline) {
+        match fence.wait_until(deadline, interrupt)? {
             None => return Ok(None),
             Some(ending) => ending?,
         }
@@ -82,33 +90,52 @@ fn all(fences: &[Option<Arc<Fence>>], deadline: Deadline) -> nix::Result<Option<
 }
 
 /// Waits for one, and says which.
-fn any(fences: &[Option<Arc<Fence>>], deadline: Deadline) -> nix::Result<Option<u32>> {
-    let signalled = Arc::new((Mutex::new(false), Condvar::new()));
+fn any(
+    fences: &[Option<Arc<Fence>>],
+    deadline: Deadline,
+    interrupt: &Interrupt,
+) -> nix::Result<Option<u32>> {
+    let one = Arc::<One>::default();
+    let _sleeping = interrupt.wakes(Arc::<One>::clone(&one));
     let ending = |fence: &Option<Arc<Fence>>| fence.as_ref().map_or(Some(Ok(())), |f| f.ending());
     let look = || (0..).zip(fences).find_map(|(index, fence)| Some((index, ending(fence)?)));
     for fence in fences.iter().flatten() {
-        let signalled = Arc::clone(&signalled);
-        fence.then(move || {
-            *signalled.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-            signalled.1.notify_all();
-        });
+        let one = Arc::clone(&one);
+        fence.then(move || one.wake());
     }
     loop {
         if let Some((index, ending)) = look() {
             return ending.map(|()| Some(index));
         }
-        let mut woken = signalled.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if interrupt.is_raised() {
+            return Err(Errno::EINTR);
+        }
+        let mut woken = one.woken.lock().unwrap_or_else(PoisonError::into_inner);
         while !*woken {
             woken = match deadline.left() {
-                None => signalled.1.wait(woken).unwrap_or_else(PoisonError::into_inner),
+                None => one.condition.wait(woken).unwrap_or_else(PoisonError::into_inner),
                 Some(left) if left.is_zero() => return Ok(None),
                 Some(left) => {
-                    let waited = signalled.1.wait_timeout(woken, left);
+                    let waited = one.condition.wait_timeout(woken, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
         }
         *woken = false;
+    }
+}
+
+/// Whether to look at many fences again.
+#[derive(Debug, Default)]
+struct One {
+    woken: Mutex<bool>,
+    condition: Condvar,
+}
+
+impl Wake for One {
+    fn wake(&self) {
+        *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.condition.notify_all();
     }
 }
 
@@ -125,7 +152,10 @@ pub(super) fn wait_idle(
     };
     let deadline = Deadline::from_monotonic(wait.timeout);
     let jobs = host.shared.in_flight.using(&object);
-    let busy = jobs.iter().any(|job| job.fence.wait(deadline).is_none());
+    let mut busy = false;
+    for job in jobs {
+        busy |= job.fence.wait_until(deadline, &call.interrupt)?.is_none();
+    }
     let place = match object.store {
         Store::Vram(..) => domain::VRAM,
         Store::Gtt(_) => domain::GTT,

@@ -216,6 +216,10 @@ mod tests {
             unsafe { std::ptr::copy(from, to.as_mut_ptr(), len) };
             Ok(())
         }
+
+        fn check(&self, _: u64, _: u64) -> nix::Result<()> {
+            Ok(())
+        }
     }
 
     const SIZE: u64 = 3 << 16;

@@ -26,7 +26,7 @@ pub(super) fn export(io: &mut Io<'_, '_>, args: &mut ExportDmabuf) -> nix::Resul
         return Err(Errno::EINVAL);
     }
     let object = Arc::clone(&bo.object);
-    let fd = io.host.export(state, &object)?;
+    let fd = io.host.export(state, &object, args.flags & RDWR != 0)?;
     io.call.descriptors.push((Slot::Argument(std::mem::offset_of!(ExportDmabuf, dmabuf_fd)), fd));
     Ok(())
 }

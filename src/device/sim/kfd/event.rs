@@ -53,7 +53,7 @@ enum Page {
     /// A BO of the process.
     User { handle: u64, object: Arc<Object> },
     /// The kernel's, for processes that bring none.
-    Kernel(Piece),
+    Kernel(Arc<Piece>),
 }
 
 /// An event.
@@ -72,6 +72,12 @@ pub(super) struct Event {
 impl Event {
     pub(super) fn new(kind: u32, auto_reset: bool) -> Self {
         Event { kind, auto_reset, signaled: false, exception: [0; 8], times: 0, waiters: 0 }
+    }
+
+    fn set(&mut self) {
+        self.times += 1;
+        // Those who wait take it all at once; then nothing is left for who comes later.
+        self.signaled = !self.auto_reset || self.waiters == 0;
     }
 
     fn has_slot(&self) -> bool {
@@ -103,7 +109,7 @@ impl Events {
     }
 
     /// The kernel's own page, for mmap; all of its slots can be used from then on.
-    pub(super) fn map_kernel_page(&mut self, len: u64) -> Option<&Piece> {
+    pub(super) fn map_kernel_page(&mut self, len: u64) -> Option<&Arc<Piece>> {
         let Some(Page::Kernel(piece)) = &self.page else { return None };
         self.slots = u32::try_from(len / 8).unwrap_or(SIGNAL_EVENT_LIMIT);
         Some(piece)
@@ -124,7 +130,7 @@ impl Events {
         if event.has_slot() && self.page.is_none() {
             let piece = host.shared.gtt.piece(PAGE_SIZE)?;
             piece.memory()?.write(0, &[0xff; SLOTS * 8]);
-            self.page = Some(Page::Kernel(piece));
+            self.page = Some(Page::Kernel(Arc::new(piece)));
         }
         let id = match wanted {
             Some(id) => {
@@ -145,7 +151,7 @@ impl Events {
     fn clear_slot(&self, id: u32) -> nix::Result<()> {
         let piece = match &self.page {
             Some(Page::User { object, .. }) => object.piece(),
-            Some(Page::Kernel(piece)) => Some(piece),
+            Some(Page::Kernel(piece)) => Some(&**piece),
             None => None,
         };
         if let Some(piece) = piece.filter(|_| id < SIGNAL_EVENT_LIMIT) {
@@ -207,11 +213,7 @@ pub(super) fn destroy(io: &mut Io<'_, '_>, args: &mut DestroyEvent) -> nix::Resu
 }
 
 pub(super) fn set(io: &mut Io<'_, '_>, args: &mut SetEvent) -> nix::Result<()> {
-    with_signal(&mut io.host.state(), io.pid, args.event_id, |event| {
-        event.times += 1;
-        // Those who wait take it all at once; then nothing is left for who comes later.
-        event.signaled = !event.auto_reset || event.waiters == 0;
-    })
+    with_signal(&mut io.host.state(), io.pid, args.event_id, Event::set)
 }
 
 pub(super) fn reset(io: &mut Io<'_, '_>, args: &mut ResetEvent) -> nix::Result<()> {
@@ -241,6 +243,9 @@ pub(super) fn wait(io: &mut Io<'_, '_>, args: &mut WaitEvents) -> nix::Result<()
         .then(|| Instant::now() + Duration::from_millis(args.timeout.into()));
     let mut watch = Watch::begin(&mut io.host.state(), io.pid, &wanted)?;
     let answer = loop {
+        if io.call.interrupt.is_raised() {
+            return Err(interrupted(io, args, &watch, deadline));
+        }
         let (times, changed) = {
             let state = &mut *io.host.state();
             let Ok(process) = state.kfd.process(io.pid) else {
@@ -255,7 +260,8 @@ pub(super) fn wait(io: &mut Io<'_, '_>, args: &mut WaitEvents) -> nix::Result<()
             (process.changed.times(), Arc::clone(&process.changed))
         };
         // Whatever changes from here on also changes `times`.
-        if !changed.wait(times, deadline) {
+        let in_time = changed.wait(times, deadline, &io.call.interrupt);
+        if in_time == Ok(false) {
             if let Ok(process) = io.host.state().kfd.process(io.pid) {
                 watch.end(process, &mut wanted);
             }
@@ -268,6 +274,25 @@ pub(super) fn wait(io: &mut Io<'_, '_>, args: &mut WaitEvents) -> nix::Result<()
         wait_result::COMPLETE => write_array(io, args.events_ptr, &wanted),
         _ => Ok(()),
     }
+}
+
+/// Gives up for a signal: the caller is to call again, for as long as was left.
+fn interrupted(
+    io: &Io<'_, '_>,
+    args: &mut WaitEvents,
+    watch: &Watch,
+    deadline: Option<Instant>,
+) -> Errno {
+    if let Ok(process) = io.host.state().kfd.process(io.pid) {
+        watch.give_back(process);
+        process.changed.tell();
+    }
+    if let Some(deadline) = deadline.filter(|_| args.timeout != 0) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        args.timeout = u32::try_from(left.as_millis()).unwrap_or(FOREVER - 1);
+    }
+    args.wait_result = wait_result::FAIL;
+    Errno::EINTR
 }
 
 /// What one call waits for.
@@ -305,6 +330,17 @@ impl Watch {
         let mut signaled = self.events.values().map(|&(_, signaled)| signaled);
         let done = if all { signaled.all(|one| one) } else { signaled.any(|one| one) };
         (done || self.events.is_empty()).then_some(wait_result::COMPLETE)
+    }
+
+    /// Ends it as if nothing had been waited for: what resets itself is signalled again.
+    fn give_back(&self, process: &mut KfdProcess) {
+        for (&id, &(times, signaled)) in &self.events {
+            let Some(event) = process.events.all.get_mut(id) else { continue };
+            event.waiters = event.waiters.saturating_sub(1);
+            if event.auto_reset && (signaled || event.times != times) {
+                event.set();
+            }
+        }
     }
 
     fn end(&self, process: &mut KfdProcess, wanted: &mut [EventData]) {

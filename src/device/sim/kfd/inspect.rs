@@ -8,7 +8,7 @@ use std::{
 use nix::errno::Errno;
 
 use super::{
-    super::{Complaint, SimHost, SimProcess, object::Object},
+    super::{Complaint, SimHost, SimProcess, interrupt::Interrupt, object::Object},
     fill::{Fill, put},
     process::handle,
 };
@@ -168,7 +168,7 @@ impl SimHost {
                 }
                 (process.changed.times(), Arc::clone(&process.changed))
             };
-            if !changed.wait(times, deadline) {
+            if changed.wait(times, deadline, &Interrupt::default()) != Ok(true) {
                 return false;
             }
         }
@@ -250,5 +250,12 @@ impl SimHost {
     /// The same by the number of the process; 0 is for all processes.
     pub fn hide_gpu_from(&self, pid: u32, gpu: usize) {
         self.state().kfd.hidden.insert((pid, gpu));
+    }
+
+    /// The same of just these GPUs, and no others.
+    pub(in super::super) fn hide_gpus_from(&self, pid: u32, gpus: impl Iterator<Item = usize>) {
+        let mut state = self.state();
+        state.kfd.hidden.retain(|&(other, _)| other != pid);
+        state.kfd.hidden.extend(gpus.map(|gpu| (pid, gpu)));
     }
 }

@@ -1,5 +1,7 @@
 //! mmap of `/dev/kfd`: doorbells, the page of the events, MMIO.
 
+use std::sync::Arc;
+
 use nix::errno::Errno;
 
 use super::{
@@ -44,7 +46,8 @@ pub(in super::super) fn map(
             if len > event::PAGE_SIZE {
                 return Err(Errno::EINVAL);
             }
-            Ok(process.events.map_kernel_page(len).ok_or(Errno::EINVAL)?.view(0, len))
+            let piece = process.events.map_kernel_page(len).ok_or(Errno::EINVAL)?;
+            Ok(piece.view(0, len).keeping(Arc::clone(piece) as _))
         }
         // Memory that the kernel reserves for APUs.
         _ => Err(Errno::EINVAL),
@@ -54,16 +57,16 @@ pub(in super::super) fn map(
 fn registers(
     host: &SimHost,
     device: &mut Device,
-    of: impl Fn(&mut Device) -> &mut Option<Piece>,
+    of: impl Fn(&mut Device) -> &mut Option<Arc<Piece>>,
     size: u64,
     len: u64,
 ) -> nix::Result<View> {
     if len != size {
         return Err(Errno::EINVAL);
     }
-    let piece = of(device);
-    match piece {
-        Some(piece) => Ok(piece.view(0, len)),
-        None => Ok(piece.insert(host.shared.gtt.piece(size)?).view(0, len)),
-    }
+    let piece = match of(device) {
+        Some(piece) => piece,
+        none => none.insert(Arc::new(host.shared.gtt.piece(size)?)),
+    };
+    Ok(piece.view(0, len).keeping(Arc::clone(piece) as _))
 }

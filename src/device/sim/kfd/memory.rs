@@ -1,6 +1,9 @@
 //! Memory of a process: address spaces, allocation, and on which GPUs it is mapped.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use nix::errno::Errno;
 
@@ -64,9 +67,10 @@ pub(super) fn alloc(io: &mut Io<'_, '_>, args: &mut AllocMemoryOfGpu) -> nix::Re
     if args.size == 0 {
         return Err(Errno::EINVAL);
     }
+    let user = args.flags & flags::USERPTR != 0;
+    let memory = user.then(|| io.call.memory.user_memory(args.mmap_offset, args.size, false));
     let state = &mut *io.host.state();
     let process = state.kfd.process(io.pid)?;
-    let user = args.flags & flags::USERPTR != 0;
     if process.ranges.overlaps(args.va_addr, args.size)
         || (user && process.ranges.overlaps(args.mmap_offset, args.size))
     {
@@ -85,14 +89,15 @@ pub(super) fn alloc(io: &mut Io<'_, '_>, args: &mut AllocMemoryOfGpu) -> nix::Re
     {
         return Err(Errno::EINVAL);
     }
-    let user_memory = if user && kind(args.flags) == Some(flags::USERPTR) {
+    let memory = memory.filter(|_| kind(args.flags) == Some(flags::USERPTR));
+    let user_memory = if let Some(memory) = memory {
         if args.mmap_offset == 0 {
             return Err(Errno::EINVAL);
         }
         if !args.mmap_offset.is_multiple_of(PAGE) {
             state.complain(io.pid, format!("userptr at {:#x}, inside of a page", args.mmap_offset));
         }
-        Some(io.call.memory.user_memory(args.mmap_offset, args.size, false)?)
+        Some(memory?)
     } else {
         None
     };
@@ -102,6 +107,7 @@ pub(super) fn alloc(io: &mut Io<'_, '_>, args: &mut AllocMemoryOfGpu) -> nix::Re
         size: args.size,
         flags: args.flags,
         user_address: if user { args.mmap_offset } else { 0 },
+        late: false,
     };
     let bo = new_bo(io.host, state, io.pid, &request, user_memory)?;
     let offset = bo.object.mmap_offset;
@@ -131,6 +137,7 @@ pub(super) struct NewBo {
     pub size: u64,
     pub flags: u32,
     pub user_address: u64,
+    pub late: bool,
 }
 
 /// The kind of memory that the flags ask for: the first of them counts.
@@ -140,7 +147,7 @@ fn kind(alloc_flags: u32) -> Option<u32> {
         .find(|kind| alloc_flags & kind != 0)
 }
 
-/// Makes a BO. A userptr without memory gets it with RESUME.
+/// Makes a BO. A userptr that is `late` gets its memory with RESUME.
 pub(super) fn new_bo(
     host: &SimHost,
     state: &mut State,
@@ -167,11 +174,12 @@ pub(super) fn new_bo(
         flags::VRAM => NewStore::Vram,
         flags::GTT => NewStore::Gtt,
         flags::USERPTR => {
-            let memory = user_memory.unwrap_or_else(|| {
-                let memory = Arc::<LateUserMemory>::default();
-                late = Some(Arc::clone(&memory));
-                memory
-            });
+            let mut memory = user_memory.ok_or(Errno::EINVAL)?;
+            if request.late {
+                let wrapped = Arc::new(LateUserMemory::new(memory));
+                late = Some(Arc::clone(&wrapped));
+                memory = wrapped;
+            }
             NewStore::Ready(Store::User { memory, address: request.user_address, pid })
         }
         _ => NewStore::Registers,
@@ -328,23 +336,32 @@ pub(super) fn write_array<T: Plain>(io: &Io<'_, '_>, address: u64, all: &[T]) ->
 pub(super) fn available(io: &mut Io<'_, '_>, args: &mut AvailableMemory) -> nix::Result<()> {
     let state = &mut *io.host.state();
     let gpu = state.kfd.process(io.pid)?.device(args.gpu_id)?.gpu;
-    let used = state.gpus[gpu].vram_used.load(std::sync::atomic::Ordering::Acquire);
+    let used = state.gpus[gpu].vram_used.load(Ordering::Acquire);
     args.available = io.host.shared.machine.gpus[gpu].vram_bytes.saturating_sub(used);
     Ok(())
 }
 
 /// Memory of a restored process, which need not be there before RESUME.
-#[derive(Debug, Default)]
-pub(super) struct LateUserMemory(OnceLock<Arc<dyn UserMemory>>);
+#[derive(Debug)]
+pub(super) struct LateUserMemory {
+    /// Of the process that was restored, whoever calls RESUME for it.
+    memory: Arc<dyn UserMemory>,
+    is_there: AtomicBool,
+}
 
 impl LateUserMemory {
-    /// The memory is there now.
-    pub(super) fn pin(&self, memory: Arc<dyn UserMemory>) {
-        let _ = self.0.set(memory);
+    fn new(memory: Arc<dyn UserMemory>) -> Self {
+        LateUserMemory { memory, is_there: AtomicBool::new(false) }
+    }
+
+    /// Looks whether the memory is there now. Where it is not, the GPU faults when it uses it.
+    pub(super) fn pin(&self, address: u64, len: u64) {
+        self.is_there.store(self.memory.check(address, len).is_ok(), Ordering::Release);
     }
 
     fn pinned(&self) -> nix::Result<&dyn UserMemory> {
-        self.0.get().map(Arc::as_ref).ok_or(Errno::EFAULT)
+        let is_there = self.is_there.load(Ordering::Acquire);
+        is_there.then_some(self.memory.as_ref()).ok_or(Errno::EFAULT)
     }
 }
 
@@ -357,5 +374,9 @@ impl UserMemory for LateUserMemory {
     unsafe fn write(&self, address: u64, from: *const u8, len: usize) -> nix::Result<()> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.pinned()?.write(address, from, len) }
+    }
+
+    fn check(&self, address: u64, len: u64) -> nix::Result<()> {
+        self.pinned()?.check(address, len)
     }
 }

@@ -8,7 +8,13 @@ use std::{
 use nix::errno::Errno;
 
 use super::{
-    super::{arena::Piece, host::FileId, object::Object, vm::Vm},
+    super::{
+        arena::Piece,
+        host::FileId,
+        interrupt::{Interrupt, Wake},
+        object::Object,
+        vm::Vm,
+    },
     event::Events,
     memory::LateUserMemory,
     queue::Queue,
@@ -52,8 +58,8 @@ pub(super) struct Device {
     pub bos: Slots<Bo>,
     /// How many stops have not been taken back: queues run at 0.
     pub evictions: u32,
-    pub doorbells: Option<Piece>,
-    pub mmio: Option<Piece>,
+    pub doorbells: Option<Arc<Piece>>,
+    pub mmio: Option<Arc<Piece>>,
     pub trap_handler: (u64, u64),
 }
 
@@ -225,26 +231,42 @@ impl Changed {
         self.condition.notify_all();
     }
 
-    /// Waits until something has changed since `times`; false if the deadline came first.
-    pub(super) fn wait(&self, times: u64, deadline: Option<Instant>) -> bool {
+    /// Waits until something has changed since `times`; false if the deadline came first. EINTR.
+    pub(super) fn wait(
+        self: &Arc<Self>,
+        times: u64,
+        deadline: Option<Instant>,
+        interrupt: &Interrupt,
+    ) -> nix::Result<bool> {
+        let _sleeping = interrupt.wakes(Arc::<Changed>::clone(self));
         let mut now = self.lock();
         while *now == times {
+            if interrupt.is_raised() {
+                return Err(Errno::EINTR);
+            }
             now = match deadline {
                 None => self.condition.wait(now).unwrap_or_else(PoisonError::into_inner),
                 Some(deadline) => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return false;
+                        return Ok(false);
                     }
                     let answer = self.condition.wait_timeout(now, left);
                     answer.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
         }
-        true
+        Ok(true)
     }
 
     fn lock(&self) -> MutexGuard<'_, u64> {
         self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Wake for Changed {
+    fn wake(&self) {
+        let _times = self.lock();
+        self.condition.notify_all();
     }
 }

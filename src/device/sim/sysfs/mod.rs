@@ -108,7 +108,22 @@ struct Link {
     flags: u32,
 }
 
+/// A file of the topology.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct TopologyFile {
+    /// Below `/sys/class/kfd/kfd/topology`.
+    pub path: String,
+    pub text: String,
+    /// The render node of the GPU that it is about, which its readers must be allowed to use.
+    pub guard: Option<u32>,
+}
+
 impl SimHost {
+    /// What `/sys/class/kfd/kfd/topology` of this machine has.
+    pub(super) fn topology_files(&self) -> Vec<TopologyFile> {
+        Tree { machine: self.machine(), gpu_ids: self.gpu_ids() }.files()
+    }
+
     /// Writes into `dir` what `/sys/class/kfd/kfd/topology` of this machine has.
     pub fn write_sysfs(&self, dir: &Path) -> Result<(), SysfsError> {
         Tree { machine: self.machine(), gpu_ids: self.gpu_ids() }.write(dir)
@@ -129,11 +144,27 @@ struct Tree<'a> {
 
 impl Tree<'_> {
     fn write(&self, dir: &Path) -> Result<(), SysfsError> {
-        put(&dir.join("generation_id"), "2\n")?;
+        self.files().iter().try_for_each(|file| put(&dir.join(&file.path), &file.text))
+    }
+
+    fn files(&self) -> Vec<TopologyFile> {
         let platform = "platform_oem 35498446626881\nplatform_id 0\nplatform_rev 1\n";
-        put(&dir.join("system_properties"), platform)?;
-        let nodes = self.cpus() + self.machine.gpus.len();
-        (0..nodes).try_for_each(|node| self.node(node, &dir.join(format!("nodes/{node}"))))
+        let all = [("generation_id", "2\n"), ("system_properties", platform)];
+        let of_all = all.map(|(path, text)| TopologyFile {
+            path: path.to_owned(),
+            text: text.to_owned(),
+            guard: None,
+        });
+        let nodes = (0..self.cpus() + self.machine.gpus.len()).flat_map(|node| {
+            let guard = self.gpu(node).map(|gpu| gpu.render_minor);
+            let files = self.node(node).into_iter();
+            files.map(move |(path, text)| TopologyFile {
+                path: format!("nodes/{node}/{path}"),
+                text,
+                guard,
+            })
+        });
+        of_all.into_iter().chain(nodes).collect()
     }
 
     fn cpus(&self) -> usize {
@@ -145,27 +176,28 @@ impl Tree<'_> {
         self.machine.gpus.get(node.checked_sub(self.cpus())?)
     }
 
-    fn node(&self, node: usize, dir: &Path) -> Result<(), SysfsError> {
+    /// The files of a node, by their paths in its directory.
+    fn node(&self, node: usize) -> Vec<(String, String)> {
         let gpu = self.gpu(node);
         let id = node.checked_sub(self.cpus()).map_or(0, |gpu| self.gpu_ids[gpu]);
-        put(&dir.join("gpu_id"), &format!("{id}\n"))?;
-        put(&dir.join("name"), &format!("{}\n", gpu.map_or("", |g| &g.profile.kernel_name)))?;
-        put(&dir.join("properties"), &self.properties(node))?;
-        put(&dir.join("mem_banks/0/properties"), &memory_bank(gpu))?;
+        let mut files = vec![
+            ("gpu_id".to_owned(), format!("{id}\n")),
+            ("name".to_owned(), format!("{}\n", gpu.map_or("", |g| &g.profile.kernel_name))),
+            ("properties".to_owned(), self.properties(node)),
+            ("mem_banks/0/properties".to_owned(), memory_bank(gpu)),
+        ];
         for (kind, links) in
             [("io_links", self.io_links(node)), ("p2p_links", self.p2p_links(node))]
         {
             for (number, link) in links.iter().enumerate() {
-                let file = dir.join(format!("{kind}/{number}/properties"));
-                put(&file, &self.link(node, link))?;
+                files.push((format!("{kind}/{number}/properties"), self.link(node, link)));
             }
         }
         let caches = self.value(node, "caches_count");
         for number in (0..caches).take(MOST_CACHES) {
-            let text = cache(number, caches);
-            put(&dir.join(format!("caches/{number}/properties")), &text)?;
+            files.push((format!("caches/{number}/properties"), cache(number, caches)));
         }
-        Ok(())
+        files
     }
 
     fn properties(&self, node: usize) -> String {

@@ -1,17 +1,20 @@
 //! Contexts, lists, CS and waiting: every answer that says why not.
 
+use std::time::Duration;
+
 use nix::errno::Errno;
 
 use super::{assert_clean, client::*, complaints_of, host};
 use crate::{
     abi::{
-        Plain,
+        Plain, Request,
         amdgpu::{
-            BO_LIST, BoListIn, CS, CTX, CsChunkDep, CsChunkFence, CsChunkIb, CsIn, CtxIn,
-            LAST_SUBMISSION, WAIT_CS, WaitCsIn, bo_list_op, chunk_id, ctx_op, domain, hw_ip,
+            BO_LIST, BoListIn, CS, CTX, CsChunkDep, CsChunkFence, CsChunkIb, CsIn, CtxIn, Fence,
+            GEM_WAIT_IDLE, GemWaitIdleIn, LAST_SUBMISSION, WAIT_CS, WAIT_FENCES, WaitCsIn,
+            WaitFencesIn, bo_list_op, chunk_id, ctx_op, domain, hw_ip,
         },
     },
-    device::sim::Credentials,
+    device::sim::{Credentials, Fault, interrupt::Interrupt},
 };
 
 #[test]
@@ -217,6 +220,57 @@ fn memory_of_another_process_is_refused() {
     let answer = unsafe { file.ioctl(CS.number(), cs.as_bytes_mut()) };
     assert_eq!(answer, Err(Errno::EPERM));
     drop(file);
+    copier.finish();
+    assert_clean(&host);
+}
+
+/// Issues a call that waits, and interrupts it: what it has written.
+fn interrupted<T: Plain + Send>(
+    client: &Client,
+    interrupt: &Interrupt,
+    request: &Request<T>,
+    mut args: T,
+) {
+    interrupt.lower();
+    let before = args.as_bytes().to_vec();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(move || {
+            let answer = client.raw(request.number(), args.as_bytes_mut());
+            (answer, args.as_bytes().to_vec())
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        interrupt.raise();
+        // The argument is as it was: the caller calls again with the same.
+        assert_eq!(waiting.join().unwrap(), (Err(Errno::EINTR), before), "{request:?}");
+    });
+}
+
+#[test]
+fn waits_end_when_their_caller_has_a_signal_to_handle() {
+    let host = host(1);
+    let process = host.process(Credentials::USER);
+    let copier = Copier::new(&process, 8192);
+    let hang = host.plan(Fault::engine_hangs(0));
+    let handle = copier.submit(0, 0, &copier.to_device(0, 8192)).unwrap();
+    let ctx_id = copier.ctx;
+    let cs =
+        WaitCsIn { handle, timeout: u64::MAX, ip_type: hw_ip::DMA, ctx_id, ..WaitCsIn::default() };
+    let fence = Fence { ctx_id, ip_type: hw_ip::DMA, seq_no: handle, ..Fence::default() };
+    let fences = WaitFencesIn {
+        fences: std::ptr::from_ref(&fence).expose_provenance() as u64,
+        fence_count: 1,
+        wait_all: 0,
+        timeout_ns: u64::MAX,
+    };
+    let idle = GemWaitIdleIn { handle: copier.vram, flags: 0, timeout: u64::MAX };
+    let interrupt = &process.interrupt;
+    interrupted(&copier.client, interrupt, &WAIT_CS, cs);
+    interrupted(&copier.client, interrupt, &WAIT_FENCES, fences);
+    interrupted(&copier.client, interrupt, &WAIT_FENCES, WaitFencesIn { wait_all: 1, ..fences });
+    interrupted(&copier.client, interrupt, &GEM_WAIT_IDLE, idle);
+    hang.release();
+    interrupt.lower();
+    assert_eq!(copier.client.wait(ctx_id, 0, handle, LONG), Ok(false));
     copier.finish();
     assert_clean(&host);
 }

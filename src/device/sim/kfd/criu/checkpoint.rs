@@ -17,7 +17,7 @@ use super::{
 use crate::abi::{
     Plain,
     kfd::{
-        CriuArgs, CriuBoBucket, CriuDeviceBucket, INVALID_FD,
+        CriuArgs, CriuBoBucket, CriuDeviceBucket, INVALID_FD, flags,
         private::{
             CriuDevicePrivate, CriuEventPrivate, CriuProcessPrivate, CriuQueuePrivate,
             CriuSvmRangePrivate, VERSION, object,
@@ -38,7 +38,7 @@ pub(super) fn checkpoint(io: &mut Io<'_, '_>, args: &mut CriuArgs) -> nix::Resul
         return Err(Errno::EINVAL);
     }
     let release = io.release();
-    let state = &mut *io.host.state();
+    let mut state = io.host.state();
     let process = state.kfd.process(io.pid)?;
     if process.devices.is_empty() {
         return Err(Errno::ENODEV);
@@ -65,15 +65,19 @@ pub(super) fn checkpoint(io: &mut Io<'_, '_>, args: &mut CriuArgs) -> nix::Resul
     let private = private_data(process, release);
     // Objects whose contents the caller is to copy.
     let shared: Vec<_> = counted_bos(process, release)
-        .map(|(_, _, bo)| bo.has_contents().then(|| Arc::clone(&bo.object)))
+        .map(|(_, _, bo)| {
+            let writable = bo.flags & flags::WRITABLE != 0;
+            bo.has_contents().then(|| (Arc::clone(&bo.object), writable))
+        })
         .collect();
+    drop(state);
     write_array(io, args.devices, &devices)?;
     io.call.memory.write(args.priv_data, &private)?;
     write_array(io, args.bos, &buckets)?;
     for (number, object) in shared.iter().enumerate() {
-        let Some(object) = object else { continue };
+        let Some((object, writable)) = object else { continue };
         // Nothing of this is installed if one fails.
-        let fd = io.host.export(state, object)?;
+        let fd = io.host.export(&mut io.host.state(), object, *writable)?;
         io.call.descriptors.push((fd_slot(args.bos, number), fd));
     }
     Ok(())

@@ -52,7 +52,7 @@ fn process_info(io: &mut Io<'_, '_>, args: &mut CriuArgs) -> nix::Result<()> {
     process.paused = true;
     match sizes(process, release) {
         Ok(sizes) => {
-            args.pid = io.pid;
+            args.pid = io.call.memory.own_number(io.pid);
             args.num_devices = sizes.devices;
             args.num_bos = sizes.bos;
             args.num_objects = sizes.objects;

@@ -194,7 +194,7 @@ fn bos(io: &mut Io<'_, '_>, args: &CriuArgs, data: &mut Private) -> nix::Result<
         let object = bo(io, state, bucket, &record)?;
         bucket.dmabuf_fd = INVALID_FD;
         if bucket.alloc_flags & (flags::VRAM | flags::GTT) != 0 {
-            descriptors.push((fd_slot(args.bos, number), io.host.export(state, &object)?));
+            descriptors.push((fd_slot(args.bos, number), io.host.export(state, &object, true)?));
         }
     }
     write_array(io, args.bos, &buckets)?;
@@ -226,9 +226,10 @@ fn bo(
         size: bucket.size,
         flags: bucket.alloc_flags,
         user_address: record.user_address,
+        late: true,
     };
-    // Its memory need not be there before RESUME.
-    let bo = new_bo(io.host, state, io.pid, &request, None)?;
+    let memory = Some(io.call.memory.promised_memory());
+    let bo = new_bo(io.host, state, io.pid, &request, memory)?;
     let object = Arc::clone(&bo.object);
     let process = state.kfd.process(io.pid)?;
     let bos = &mut process.devices[place].bos;

@@ -6,7 +6,8 @@ use super::{super::Io, later};
 use crate::abi::kfd::CriuArgs;
 
 pub(super) fn resume(io: &mut Io<'_, '_>, args: &mut CriuArgs) -> nix::Result<()> {
-    let pid = args.pid;
+    let among: Vec<u32> = io.host.state().kfd.processes.keys().copied().collect();
+    let pid = io.call.memory.find_number(args.pid, &among).ok_or(Errno::ESRCH)?;
     let mut userptrs = Vec::new();
     {
         let state = &mut *io.host.state();
@@ -23,10 +24,7 @@ pub(super) fn resume(io: &mut Io<'_, '_>, args: &mut CriuArgs) -> nix::Result<()
         }
     }
     for (late, address, size) in userptrs {
-        // Where there is no memory, the GPU faults when it uses it.
-        if let Ok(memory) = io.call.memory.user_memory(address, size, false) {
-            late.pin(memory);
-        }
+        late.pin(address, size);
     }
     later(io.host, move |state| {
         let Ok(process) = state.kfd.process(pid) else { return };

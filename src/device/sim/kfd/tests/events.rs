@@ -19,6 +19,17 @@ fn wait(
     all: bool,
     timeout: u32,
 ) -> (nix::Result<()>, u32, Vec<EventData>) {
+    let (answer, args, events) = wait_args(kfd, ids, all, timeout);
+    (answer, args.wait_result, events)
+}
+
+/// The same with the whole argument.
+fn wait_args(
+    kfd: &dyn DeviceFile,
+    ids: &[u32],
+    all: bool,
+    timeout: u32,
+) -> (nix::Result<()>, WaitEvents, Vec<EventData>) {
     let event = |&event_id: &u32| EventData { event_id, ..EventData::default() };
     let mut events: Vec<_> = ids.iter().map(event).collect();
     let args = WaitEvents {
@@ -29,7 +40,7 @@ fn wait(
         wait_result: 77,
     };
     let (answer, args) = ioctl(kfd, &WAIT_EVENTS, args);
-    (answer, args.wait_result, events)
+    (answer, args, events)
 }
 
 fn set(bench: &Bench, event_id: u32) {
@@ -143,4 +154,38 @@ fn who_waits_holds_up_nobody_and_wakes() {
         assert_eq!((answer, result), (Err(Errno::EIO), wait_result::FAIL));
     });
     assert_eq!(wait(kfd, &[one, two], false, 1).1, wait_result::TIMEOUT, "both were taken");
+}
+
+#[test]
+fn who_is_interrupted_loses_no_event_and_no_time() {
+    const LONG: u32 = 3_600_000;
+    let bench = Bench::new(KernelRelease::V6_12);
+    let [auto, manual, never] =
+        [true, false, true].map(|auto| create(&bench, event_type::SIGNAL, auto).event_id);
+    let (kfd, interrupt) = (&*bench.kfd, &bench.process.interrupt);
+    for timeout in [LONG, u32::MAX] {
+        let ids = [auto, manual, never];
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(move || wait_args(kfd, &ids, true, timeout));
+            std::thread::sleep(Duration::from_millis(20));
+            // It takes the first; the others keep it waiting.
+            set(&bench, auto);
+            std::thread::sleep(Duration::from_millis(20));
+            interrupt.raise();
+            let (answer, args, _) = waiting.join().unwrap();
+            assert_eq!((answer, args.wait_result), (Err(Errno::EINTR), wait_result::FAIL));
+            match timeout {
+                LONG => assert!((1..LONG).contains(&args.timeout), "{}", args.timeout),
+                _ => assert_eq!(args.timeout, timeout),
+            }
+        });
+        let signaled = bench.host.events(bench.pid()).into_iter().map(|event| event.signaled);
+        assert_eq!(signaled.collect::<Vec<_>>(), [true, false, false], "given back");
+        // A signal comes before an event, and before a look without waiting.
+        let (answer, args, _) = wait_args(kfd, &[auto], false, 0);
+        assert_eq!((answer, args.timeout), (Err(Errno::EINTR), 0));
+        interrupt.lower();
+        assert_eq!(wait(kfd, &[auto], false, 0).1, wait_result::COMPLETE);
+        assert_eq!(wait(kfd, &[auto], false, 0).1, wait_result::TIMEOUT);
+    }
 }

@@ -1,15 +1,16 @@
-//! A process that calls: what it may do, its descriptors, its memory.
+//! A process that calls from outside: what it may do, its descriptors, its memory.
 
 use std::{
     fs,
     io::{IoSlice, IoSliceMut},
-    os::fd::{AsFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
     ptr,
     sync::Arc,
 };
 
 use nix::{
     errno::Errno,
+    fcntl::{FcntlArg, FdFlag, fcntl},
     libc,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
@@ -19,10 +20,13 @@ use nix::{
     unistd::Pid,
 };
 
-use super::super::{
+use super::{
     caller::{CallerMemory, Credentials, Inode, UserMemory},
     door::check_mapped,
+    host::{FileId, FileKind, SimHost, not_locked},
 };
+
+mod numbers;
 
 /// Bits of `CapEff`.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
@@ -48,10 +52,13 @@ impl Remote {
         let number = i32::try_from(pid).ok().filter(|&pid| pid > 0).ok_or(Errno::ESRCH)?;
         // SAFETY: opens a descriptor and touches no memory.
         let handle = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) })?;
-        let handle = RawFd::try_from(handle).map_err(|_| Errno::EBADF)?;
-        // SAFETY: the kernel has just opened it for us.
-        let handle = unsafe { OwnedFd::from_raw_fd(handle) };
+        let handle = RawFd::try_from(handle).ok().and_then(new_descriptor).ok_or(Errno::EBADF)?;
         Ok(Remote { pid, handle, credentials: credentials(pid) })
+    }
+
+    /// Stays the same process, whoever gets its number next.
+    pub(super) fn handle(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -71,6 +78,12 @@ impl Remote {
     /// Whether it is gone or about to be: a kernel closes the descriptors of a process first.
     pub(super) fn is_ending(&self) -> bool {
         !self.is_alive() || is_exiting(self.pid)
+    }
+
+    fn check_mapped(&self, address: u64, len: u64, anonymous: bool) -> nix::Result<()> {
+        not_locked();
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid));
+        check_mapped(&maps.map_err(|_| Errno::EFAULT)?, address, len, anonymous)
     }
 
     fn number(&self) -> Pid {
@@ -108,6 +121,7 @@ impl Remote {
 
 impl CallerMemory for Arc<Remote> {
     fn read(&self, address: u64, into: &mut [u8]) -> nix::Result<()> {
+        not_locked();
         let there = RemoteIoVec { base: range(address)?, len: into.len() };
         let here = &mut [IoSliceMut::new(into)];
         let copied = process_vm_readv(self.number(), here, &[there])?;
@@ -115,6 +129,7 @@ impl CallerMemory for Arc<Remote> {
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> nix::Result<()> {
+        not_locked();
         let there = RemoteIoVec { base: range(address)?, len: bytes.len() };
         let copied = process_vm_writev(self.number(), &[IoSlice::new(bytes)], &[there])?;
         if copied == there.len { Ok(()) } else { Err(Errno::EFAULT) }
@@ -132,13 +147,20 @@ impl CallerMemory for Arc<Remote> {
         len: u64,
         anonymous: bool,
     ) -> nix::Result<Arc<dyn UserMemory>> {
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid));
-        check_mapped(&maps.map_err(|_| Errno::EFAULT)?, address, len, anonymous)?;
+        self.check_mapped(address, len, anonymous)?;
         Ok(self.promised_memory())
     }
 
     fn promised_memory(&self) -> Arc<dyn UserMemory> {
         Arc::<Remote>::clone(self)
+    }
+
+    fn own_number(&self, pid: u32) -> u32 {
+        numbers::own(pid)
+    }
+
+    fn find_number(&self, number: u32, among: &[u32]) -> Option<u32> {
+        numbers::find(self.pid, number, among)
     }
 }
 
@@ -162,6 +184,10 @@ impl UserMemory for Remote {
             unsafe { libc::process_vm_writev(pid, &raw const here, 1, &raw const there, 1, 0) }
         })
     }
+
+    fn check(&self, address: u64, len: u64) -> nix::Result<()> {
+        self.check_mapped(address, len, false)
+    }
 }
 
 fn range(address: u64) -> nix::Result<usize> {
@@ -175,8 +201,27 @@ fn credentials(pid: u32) -> Credentials {
     Credentials { checkpoint: has(CAP_CHECKPOINT_RESTORE | CAP_SYS_ADMIN), nice: has(CAP_SYS_NICE) }
 }
 
+/// Whether a descriptor that a caller is to get closes on exec.
+pub(super) fn is_close_on_exec(fd: &OwnedFd) -> bool {
+    let flags = fcntl(fd, FcntlArg::F_GETFD).unwrap_or_default();
+    FdFlag::from_bits_truncate(flags).contains(FdFlag::FD_CLOEXEC)
+}
+
+/// Before a call on another process's file of KFD: whether the caller is its ptracer.
+pub(super) fn see_who_traces(host: &SimHost, caller: u32, file: FileId) {
+    let mut state = host.state();
+    let Ok(&FileKind::Kfd(owner)) = state.file(file) else { return };
+    if owner == caller {
+        return;
+    }
+    match tracer_of(owner) {
+        Some(tracer) => state.tracers.insert(owner, tracer),
+        None => state.tracers.remove(&owner),
+    };
+}
+
 /// The process that traces another.
-pub(super) fn tracer_of(pid: u32) -> Option<u32> {
+fn tracer_of(pid: u32) -> Option<u32> {
     // A thread, and of interest is its process.
     let thread = status(pid, "TracerPid:")?.parse().ok().filter(|&tracer| tracer != 0)?;
     status(thread, "Tgid:")?.parse().ok()
@@ -184,9 +229,19 @@ pub(super) fn tracer_of(pid: u32) -> Option<u32> {
 
 /// The first word of a line of a process's status.
 fn status(pid: u32, key: &str) -> Option<String> {
+    Some(status_line(pid, key)?.split_ascii_whitespace().next()?.to_owned())
+}
+
+/// A line of a process's status, without its key.
+pub(super) fn status_line(pid: u32, key: &str) -> Option<String> {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-    Some(line.split_ascii_whitespace().next()?.to_owned())
+    text.lines().find_map(|line| line.strip_prefix(key)).map(str::to_owned)
+}
+
+/// Takes over what a call has just opened.
+pub(super) fn new_descriptor(number: RawFd) -> Option<OwnedFd> {
+    // SAFETY: the kernel has just opened it for us.
+    (number >= 0).then(|| unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 fn is_exiting(pid: u32) -> bool {

@@ -1,0 +1,22 @@
+//! What the tests in the virtual machine are made of.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`case`] | a test: its name, its folders, the programs that it runs |
+//! | [`criu`] | the CRIU versions, and their dumps and restores with the plugin |
+//! | [`machine`] | the simulated host behind the kernel's device files |
+
+pub(crate) mod case;
+pub(crate) mod criu;
+pub(crate) mod machine;
+
+pub(crate) use case::{Case, case};
+pub(crate) use criu::{Criu, each_criu};
+pub(crate) use machine::Machine;
+
+pub(crate) use vramstream_tests::real::Result;
+
+/// Where the programs are.
+pub(crate) const BIN: &str = "/vm/bin";
+/// The directory with the plugin, for CRIU.
+pub(crate) const PLUGIN: &str = "/vm/plugin";
