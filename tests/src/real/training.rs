@@ -9,8 +9,8 @@ use std::time::Duration;
 use super::process::{Process, alive, kill_pid, run, session_members, tail};
 use super::{Result, wait_for};
 
-/// For a framework to be loaded, and for a training to come to its end.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// For a framework to be loaded, and for a training to come to its end, where all is emulated as well.
+const PATIENCE: Duration = Duration::from_secs(900);
 
 /// A framework that `scripts/frameworks-setup` sets up.
 #[derive(Clone, Copy, Debug)]
@@ -22,11 +22,17 @@ pub enum Framework {
 }
 
 impl Framework {
-    fn name(self) -> &'static str {
+    /// Its name for `scripts/frameworks-setup`.
+    pub fn name(self) -> &'static str {
         match self {
             Framework::Torch => "torch",
             Framework::TensorFlow => "tensorflow",
         }
+    }
+
+    /// The name of its program in `tests/frameworks/`.
+    pub fn script(self) -> String {
+        format!("{}_loop.py", self.name())
     }
 
     /// The Python that has it, set up at the first call.
@@ -45,6 +51,23 @@ impl Framework {
     }
 }
 
+/// Where a framework's Python and the program are.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// A Python that has the framework.
+    pub python: PathBuf,
+    /// The program that it runs.
+    pub script: PathBuf,
+}
+
+impl Program {
+    /// As this machine has it, set up at the first call.
+    pub fn of(framework: Framework) -> Result<Self> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("frameworks");
+        Ok(Self { python: framework.python()?, script: folder.join(framework.script()) })
+    }
+}
+
 /// A training, before its dump and after its restore; killed on drop.
 #[derive(Debug)]
 pub struct Training {
@@ -52,24 +75,24 @@ pub struct Training {
     pid: u32,
     restored: bool,
     losses: PathBuf,
-    errors: PathBuf,
+    log: PathBuf,
 }
 
 impl Training {
     /// Starts one of so many steps, with its files in a folder. The same steps give the same losses.
-    pub fn start(framework: Framework, steps: u32, dir: &Path) -> Result<Self> {
-        let (losses, errors) = (dir.join("losses"), dir.join("training.log"));
-        let name = format!("frameworks/{}_loop.py", framework.name());
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+    /// `parameters` is where those lie: `cpu` or `vram`.
+    pub fn start(program: &Program, steps: u32, parameters: &str, dir: &Path) -> Result<Self> {
+        let (losses, log) = (dir.join("losses"), dir.join("training.log"));
+        let said = File::create(&log)?;
         // A session of its own.
         let mut command = Command::new("setsid");
-        command.arg(framework.python()?).arg(script).arg("--losses").arg(&losses);
-        command.args(["--steps", &steps.to_string()]).current_dir("/");
+        command.arg(&program.python).arg(&program.script).arg("--losses").arg(&losses);
+        command.args(["--steps", &steps.to_string(), "--parameters", parameters]).current_dir("/");
         command.env("PYTHONDONTWRITEBYTECODE", "1");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&errors)?);
+        command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said);
         let started = Process::start("the training", &mut command)?;
         let pid = started.pid();
-        Ok(Self { started, pid, restored: false, losses, errors })
+        Ok(Self { started, pid, restored: false, losses, log })
     }
 
     /// The process to dump.
@@ -91,7 +114,7 @@ impl Training {
     pub fn reaches(&mut self, steps: usize) -> Result<()> {
         wait_for("the training's steps", PATIENCE, || {
             if let Some(status) = self.started.ended()? {
-                let said = tail(&self.errors, "", 10);
+                let said = tail(&self.log, "", 10);
                 return Err(format!("the training has ended: {status}\n{said}").into());
             }
             Ok((self.steps()? >= steps).then_some(()))
@@ -119,10 +142,11 @@ impl Training {
             Ok(ended.then_some(()))
         })?;
         let losses = self.losses()?;
+        // (How a restored process ended nobody says.)
         if losses.lines().next_back().is_some_and(|line| line.starts_with("end ")) {
             return Ok(losses);
         }
-        let said = tail(&self.errors, "", 10);
+        let said = tail(&self.log, "", 10);
         Err(format!("the training has failed after step {}\n{said}", self.steps()?).into())
     }
 }
@@ -133,4 +157,22 @@ impl Drop for Training {
             let _ = kill_pid(self.pid);
         }
     }
+}
+
+/// What is wrong with losses that should be those of a training without an interruption, if anything is.
+pub fn first_difference(losses: &str, reference: &str) -> Option<String> {
+    let (mut found, mut wanted) = (losses.lines(), reference.lines());
+    for line in 1_u32.. {
+        let pair = (found.next(), wanted.next());
+        if pair.0 != pair.1 {
+            return Some(format!(
+                "line {line} of the losses is {:?}, and not {:?}",
+                pair.0, pair.1
+            ));
+        }
+        if pair.0.is_none() {
+            break;
+        }
+    }
+    None
 }

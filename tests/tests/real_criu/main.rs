@@ -40,7 +40,7 @@ const LARGE: Kind = Kind::Memory(2048 * MIB);
 
 /// Runs `case` with each CRIU version, unless these tests are switched off.
 fn with_each_criu(mut case: impl FnMut(&Criu) -> Result<()>) -> Result<()> {
-    if std::env::var_os("VRAMSTREAM_SKIP_CRIU").is_some_and(|value| value == "1") {
+    if skipped() {
         println!("skipped: VRAMSTREAM_SKIP_CRIU=1");
         return Ok(());
     }
@@ -58,6 +58,11 @@ fn with_each_criu(mut case: impl FnMut(&Criu) -> Result<()>) -> Result<()> {
         println!("CRIU {}: {:.1?}", criu.version, start.elapsed());
     }
     Ok(())
+}
+
+/// Whether these tests are switched off.
+fn skipped() -> bool {
+    std::env::var_os("VRAMSTREAM_SKIP_CRIU").is_some_and(|value| value == "1")
 }
 
 /// The folders of one dump and restore.
