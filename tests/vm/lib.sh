@@ -54,7 +54,7 @@ cached_root() {
     local key
     layers=()
     [[ ! -e tests/vm/frameworks ]] || layers=("$PWD/tests/vm/frameworks")
-    key=$(digest tests/vm/make-root tests/vm/initramfs ${long:+"${layers[@]}"})
+    key=$(digest tests/vm/make-root tests/vm/initramfs ${long:+"${layers[@]}" scripts/frameworks-setup})
     once "root-$key" make_root
 }
 
@@ -147,6 +147,7 @@ pack() {
         find "$app" -maxdepth 1 -type f -executable -exec cp -t "$dir/app" -- {} +
     fi
     cp -- tests/vm/init "$dir/init"
+    cp -r -- tests/frameworks "$dir/frameworks"
 }
 
 # Starts a machine with its logs in $1, called $2, with the address $3 in the network to which QEMU's options

@@ -6,9 +6,9 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use super::Result;
 use super::process::{Process, run, tail};
 use super::workload::{Kind, Workload};
-use super::{Result, wait_for};
 
 /// One of them.
 #[derive(Clone, Debug)]
@@ -77,17 +77,20 @@ impl Criu {
 
     /// Starts to dump `workload` to the streamer at the folder `images`, with further `options`.
     pub fn dump(&self, workload: &Workload, images: &Path, options: &[&str]) -> Result<Dump> {
+        self.dump_pid(workload.target(), images, options)
+    }
+
+    /// The same with any process.
+    pub fn dump_pid(&self, pid: u32, images: &Path, options: &[&str]) -> Result<Dump> {
         let mut command = self.command(&["dump"], images, "dump.log")?;
-        command.arg("-t").arg(workload.target().to_string()).args(options);
+        command.arg("-t").arg(pid.to_string()).args(options);
         let process = Process::start("criu dump", &mut command)?;
         Ok(Dump { process, log: images.join("dump.log") })
     }
 
     /// Restores `workload` from the streamer at the folder `images`; it must be gone.
     pub fn restore(&self, workload: &mut Workload, images: &Path, limit: Duration) -> Result<()> {
-        let pidfile = images.join("pid");
         let mut command = self.command(&["restore", "-d"], images, "restore.log")?;
-        command.arg("--pidfile").arg(&pidfile);
         if let Kind::Namespaces = workload.kind() {
             // The root of a restored mount namespace must be a mount point. It is made one in a mount
             // namespace that ends with CRIU: one left behind in the test's folder would have the
@@ -103,17 +106,44 @@ impl Criu {
             inner.stdin(Stdio::null()).stdout(early.try_clone()?).stderr(early);
             command = inner;
         }
+        // Also of a restore that failed, there may be something to end.
+        let (pid, result) = Self::restored(command, images, limit)?;
+        if let Some(pid) = pid {
+            workload.set_restored(pid);
+        }
+        result
+    }
+
+    /// Restores any process from the streamer at the folder `images`: its number.
+    pub fn restore_pid(&self, images: &Path, limit: Duration) -> Result<u32> {
+        let command = self.command(&["restore", "-d"], images, "restore.log")?;
+        let (pid, result) = Self::restored(command, images, limit)?;
+        result?;
+        pid.ok_or_else(|| "criu restore: no pid file".into())
+    }
+
+    /// Runs a restore: the number of the process if it was made, and how it ended.
+    fn restored(
+        mut command: Command,
+        images: &Path,
+        limit: Duration,
+    ) -> Result<(Option<u32>, Result<()>)> {
+        let pidfile = images.join("pid");
+        command.arg("--pidfile").arg(&pidfile);
         let mut process = Process::start("criu restore", &mut command)?;
         let status = process.wait(limit);
-        if let Ok(pid) = fs::read_to_string(&pidfile) {
-            workload.set_restored(pid.trim().parse()?);
-        }
-        let status = status?;
-        if !status.success() {
+        let pid = match fs::read_to_string(&pidfile) {
+            Ok(pid) => Some(pid.trim().parse()?),
+            Err(_) => None,
+        };
+        let result = status.and_then(|status| {
+            if status.success() && pid.is_some() {
+                return Ok(());
+            }
             let log = tail(&images.join("restore.log"), "Error", 8);
             let early = tail(&images.join("restore.log.early"), "", 8);
-            return Err(format!("criu restore: {status}\n{log}\n{early}").into());
-        }
-        wait_for("the pid file", Duration::from_secs(1), || Ok(pidfile.exists().then_some(())))
+            Err(format!("criu restore: {status}\n{log}\n{early}").into())
+        });
+        Ok((pid, result))
     }
 }

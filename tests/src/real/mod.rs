@@ -8,6 +8,7 @@ pub mod gpus;
 pub mod host;
 pub mod process;
 pub mod streamer;
+pub mod training;
 pub mod workload;
 
 use std::error::Error;

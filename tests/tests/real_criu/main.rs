@@ -23,6 +23,7 @@ use vramstream_tests::real::workload::{Kind, Workload};
 use vramstream_tests::real::{Result, wait_for};
 
 mod broken_dumps;
+mod frameworks;
 mod plugin;
 
 const WORKLOAD: &str = env!("CARGO_BIN_EXE_vramstream-workload");
@@ -38,8 +39,8 @@ const TREE: Kind = Kind::Tree(50);
 const LARGE: Kind = Kind::Memory(2048 * MIB);
 
 /// Runs `case` with each CRIU version, unless these tests are switched off.
-fn with_each_criu(case: impl Fn(&Criu) -> Result<()>) -> Result<()> {
-    if std::env::var_os("VRAMSTREAM_SKIP_CRIU").is_some_and(|value| value == "1") {
+fn with_each_criu(mut case: impl FnMut(&Criu) -> Result<()>) -> Result<()> {
+    if skipped() {
         println!("skipped: VRAMSTREAM_SKIP_CRIU=1");
         return Ok(());
     }
@@ -57,6 +58,11 @@ fn with_each_criu(case: impl Fn(&Criu) -> Result<()>) -> Result<()> {
         println!("CRIU {}: {:.1?}", criu.version, start.elapsed());
     }
     Ok(())
+}
+
+/// Whether these tests are switched off.
+fn skipped() -> bool {
+    std::env::var_os("VRAMSTREAM_SKIP_CRIU").is_some_and(|value| value == "1")
 }
 
 /// The folders of one dump and restore.
