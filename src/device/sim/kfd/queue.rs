@@ -39,6 +39,8 @@ pub(super) struct Queue {
     /// Addresses of the BOs that it cannot do without.
     pub buffers: Vec<u64>,
     pub evicted: bool,
+    /// Whether its waves can wait for each other on the whole GPU.
+    pub gws: bool,
     /// How often it was stopped so far.
     pub evictions: u32,
     pub gate: Arc<Gate>,
@@ -162,6 +164,7 @@ pub(super) fn new_queue(
         sdma_id,
         buffers,
         evicted: false,
+        gws: false,
         evictions: 0,
         gate: Arc::default(),
     }

@@ -192,7 +192,7 @@ fn queue_record(process: &KfdProcess, id: u32, queue: &Queue) -> CriuQueuePrivat
         priority: p.priority,
         q_percent: p.percentage,
         doorbell_id: queue.doorbell,
-        gws: 0,
+        gws: queue.gws.into(),
         sdma_id: queue.sdma_id.unwrap_or(0),
         eop_ring_buffer_size: p.eop_size,
         ctx_save_restore_area_size: p.save_size,
