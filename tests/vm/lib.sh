@@ -138,11 +138,9 @@ pack() {
         cp -r -- "$path/root/usr/sbin" "$path/root/usr/lib" "$dir/criu/$criu/root/usr/"
         rm -rf -- "$dir/criu/$criu"/root/usr/lib/*/gconv
     done
-    if [[ -d tests/vm/module ]]; then
-        module=$(built tests/vm/module)
-        mkdir -p -- "$dir/module"
-        cp -- "$module"/*.ko "$dir/module/"
-    fi
+    module=$(built tests/vm/module)
+    mkdir -p -- "$dir/module"
+    cp -- "$module"/*.ko "$dir/module/"
     if [[ -d tests/vm/app ]]; then
         app=$(built tests/vm/app)
         mkdir -p -- "$dir/app"
