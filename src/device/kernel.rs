@@ -11,12 +11,11 @@ use std::{
 
 use nix::{
     errno::Errno,
-    fcntl::{OFlag, open},
     libc,
-    sys::stat::{Mode, SFlag, fstat},
+    sys::stat::{SFlag, fstat},
 };
 
-use super::{DeviceFile, DeviceKind, DeviceMemory, Driver, numbers};
+use super::{DeviceFile, DeviceKind, DeviceMemory, Driver, nodes, numbers};
 use crate::abi::request_size;
 
 /// The kernel of this machine.
@@ -31,8 +30,11 @@ struct KernelFile(File);
 
 impl Driver for Kernel {
     fn open(&self, path: &Path) -> nix::Result<Box<dyn DeviceFile>> {
-        let fd = open(path, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty())?;
-        self.adopt(fd)
+        self.adopt(nodes::open(path)?)
+    }
+
+    fn make_node(&self, path: &Path) -> nix::Result<()> {
+        nodes::make(path)
     }
 
     fn adopt(&self, fd: OwnedFd) -> nix::Result<Box<dyn DeviceFile>> {

@@ -35,6 +35,7 @@ mod gem;
 pub mod kernel;
 mod kfd;
 mod memory;
+mod nodes;
 pub mod numbers;
 pub(crate) mod records;
 mod render;
@@ -51,6 +52,13 @@ pub use socket::SocketDriver;
 pub trait Driver: fmt::Debug + Send + Sync {
     /// Opens a device node for reading and writing.
     fn open(&self, path: &Path) -> nix::Result<Box<dyn DeviceFile>>;
+
+    /// Makes the node of a device under its usual name, where a container has none. Whoever has no
+    /// nodes says EOPNOTSUPP.
+    fn make_node(&self, path: &Path) -> nix::Result<()> {
+        let _ = path;
+        Err(Errno::EOPNOTSUPP)
+    }
 
     /// Takes over a descriptor of a device that was opened elsewhere, in another process perhaps.
     fn adopt(&self, fd: OwnedFd) -> nix::Result<Box<dyn DeviceFile>>;

@@ -10,7 +10,7 @@ use nix::{
 use super::{DeviceKind, KFD_NODE};
 
 /// The major number of DRM devices, and the first minor number of render nodes.
-const DRM_MAJOR: u64 = 226;
+pub(super) const DRM_MAJOR: u64 = 226;
 const FIRST_RENDER_MINOR: u64 = 128;
 /// Where the kernel shows the number of `/dev/kfd`, in containers too.
 const KFD_NUMBER: &str = "/sys/class/kfd/kfd/dev";
@@ -25,6 +25,17 @@ pub fn of_kernel(number: u64) -> Option<DeviceKind> {
     let device = format!("/sys/dev/char/{}:{}/device/driver", major(number), minor(number));
     let driver = fs::read_link(device).ok()?;
     (driver.file_name()? == "amdgpu").then_some(render)
+}
+
+/// The number of the device that a path is the usual name of; `None` if it is no device of ours, or
+/// not known. Asks sysfs, not the path.
+pub(super) fn of_name(path: &Path) -> Option<libc::dev_t> {
+    if path == Path::new(KFD_NODE) {
+        return read(Path::new(KFD_NUMBER));
+    }
+    let name = path.strip_prefix("/dev/dri").ok()?.to_str()?;
+    let minor: u32 = name.strip_prefix("renderD")?.parse().ok()?;
+    Some(makedev(DRM_MAJOR, minor.into()))
 }
 
 /// What a device number is of, if it is a render node; of which vendor is not known.
@@ -62,5 +73,14 @@ mod tests {
         assert_eq!(render(null), None);
         assert_eq!(render(makedev(226, 1)), None);
         assert_eq!(render(makedev(226, 129)), Some(DeviceKind::Render { minor: 129 }));
+    }
+
+    #[test]
+    fn names_of_render_nodes_have_their_numbers() {
+        let number = |path: &str| of_name(Path::new(path));
+        assert_eq!(number("/dev/dri/renderD129"), Some(makedev(226, 129)));
+        for other in ["/dev/dri/card0", "/dev/dri/renderD", "/dev/renderD129", "/dev/null", ""] {
+            assert_eq!(number(other), None, "{other}");
+        }
     }
 }

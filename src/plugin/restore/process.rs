@@ -10,14 +10,14 @@ use super::{
     },
     Gpu, Restored, Stored, contents, memory,
     moves::Moves,
-    place::{Placed, place},
+    place::{Placed, open_kfd, place},
 };
 use crate::{
     abi::{
         criu::Level,
         kfd::{CriuBoBucket, INVALID_FD},
     },
-    device::{Kfd, RestoredBo},
+    device::RestoredBo,
     gpu::Contents,
     handoff::{Direction, Job},
     image::{KfdBo, KfdImage, Sums, read_shared, shared_name, sums_name},
@@ -34,16 +34,15 @@ pub(super) fn restore(
 ) -> Result<(OwnedFd, Option<Restored>)> {
     let sums = checked(cx, id, name, bytes)?;
     let image = KfdImage::read(name, &mut { bytes })?;
-    let driver = cx.system.driver();
     if image.topology.gpus().next().is_none() {
         // A descriptor and nothing else.
-        return Ok((Kfd::open(&**driver)?.into_file()?, None));
+        return Ok((open_kfd(cx)?.into_file()?, None));
     }
     let gpus = image.topology.gpus().map(|gpu| gpu.gpu_id);
     let bytes = gpus.map(|id| (id, image.contents(id).map(|bo| bo.size).sum()));
     contents::look(cx.images(), id, bytes)?;
     let placed = place(cx, &image.topology, name)?;
-    let kfd = Kfd::open(&**driver)?;
+    let kfd = open_kfd(cx)?;
     kfd.version()?;
     memory::restore(cx.system, image.shared_memory)?;
     let devices: Vec<_> = placed.iter().map(Placed::bucket).collect();

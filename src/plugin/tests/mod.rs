@@ -29,6 +29,7 @@ use crate::{
 mod dmabuf;
 mod gem;
 mod host;
+mod nodes;
 mod refusals;
 
 use host::FakeHost;
