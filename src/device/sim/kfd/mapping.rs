@@ -1,5 +1,7 @@
 //! mmap of `/dev/kfd`: doorbells, the page of the events, MMIO.
 
+use std::sync::Arc;
+
 use nix::errno::Errno;
 
 use super::{
@@ -54,7 +56,7 @@ pub(in super::super) fn map(
 fn registers(
     host: &SimHost,
     device: &mut Device,
-    of: impl Fn(&mut Device) -> &mut Option<Piece>,
+    of: impl Fn(&mut Device) -> &mut Option<Arc<Piece>>,
     size: u64,
     len: u64,
 ) -> nix::Result<View> {
@@ -64,6 +66,6 @@ fn registers(
     let piece = of(device);
     match piece {
         Some(piece) => Ok(piece.view(0, len)),
-        None => Ok(piece.insert(host.shared.gtt.piece(size)?).view(0, len)),
+        None => Ok(piece.insert(Arc::new(host.shared.gtt.piece(size)?)).view(0, len)),
     }
 }

@@ -58,8 +58,8 @@ pub(super) struct Device {
     pub bos: Slots<Bo>,
     /// How many stops have not been taken back: queues run at 0.
     pub evictions: u32,
-    pub doorbells: Option<Piece>,
-    pub mmio: Option<Piece>,
+    pub doorbells: Option<Arc<Piece>>,
+    pub mmio: Option<Arc<Piece>>,
     pub trap_handler: (u64, u64),
 }
 

@@ -86,8 +86,8 @@ const CPU_CLOCK: u64 = 2450;
 /// The memory of a CPU node.
 const CPU_MEMORY: u64 = 256 << 30;
 
-/// So many caches of a node have files. A GPU has hundreds; nobody reads them, and making their
-/// directories takes longer than all the rest.
+/// So many caches of a node have files, where not all are asked for. A GPU has hundreds; only the
+/// thunk reads them, and making their directories takes longer than all the rest.
 const MOST_CACHES: usize = 16;
 
 mod link {
@@ -111,20 +111,29 @@ struct Link {
 impl SimHost {
     /// Writes into `dir` what `/sys/class/kfd/kfd/topology` of this machine has.
     pub fn write_sysfs(&self, dir: &Path) -> Result<(), SysfsError> {
-        Tree { machine: self.machine(), gpu_ids: self.gpu_ids() }.write(dir)
+        let (machine, gpu_ids) = (self.machine(), self.gpu_ids());
+        Tree { machine, gpu_ids, most_caches: MOST_CACHES }.write(dir)
+    }
+
+    /// The same with all of the GPUs' hundreds of caches, without which the thunk (libhsakmt) takes
+    /// no topology.
+    pub fn write_whole_sysfs(&self, dir: &Path) -> Result<(), SysfsError> {
+        let (machine, gpu_ids) = (self.machine(), self.gpu_ids());
+        Tree { machine, gpu_ids, most_caches: usize::MAX }.write(dir)
     }
 }
 
 impl Machine {
     /// Writes into `dir` what `/sys/class/kfd/kfd/topology` of this machine has.
     pub fn write_sysfs(&self, dir: &Path) -> Result<(), SysfsError> {
-        Tree { machine: self, gpu_ids: &self.gpu_ids() }.write(dir)
+        Tree { machine: self, gpu_ids: &self.gpu_ids(), most_caches: MOST_CACHES }.write(dir)
     }
 }
 
 struct Tree<'a> {
     machine: &'a Machine,
     gpu_ids: &'a [u32],
+    most_caches: usize,
 }
 
 impl Tree<'_> {
@@ -161,7 +170,7 @@ impl Tree<'_> {
             }
         }
         let caches = self.value(node, "caches_count");
-        for number in (0..caches).take(MOST_CACHES) {
+        for number in (0..caches).take(self.most_caches) {
             let text = cache(number, caches);
             put(&dir.join(format!("caches/{number}/properties")), &text)?;
         }

@@ -81,6 +81,8 @@ fn a_gpu_node_says_what_a_real_one_says() {
     let bank = map(&dir.path().join("nodes/2/mem_banks/0/properties"));
     assert_eq!((bank["heap_type"], bank["size_in_bytes"]), (1, 68_702_699_520));
     assert_eq!(fs::read_dir(dir.path().join("nodes/2/caches")).unwrap().count(), MOST_CACHES);
+    host.write_whole_sysfs(dir.path()).unwrap();
+    assert_eq!(fs::read_dir(dir.path().join("nodes/2/caches")).unwrap().count(), 217);
     assert_eq!(fs::read_dir(dir.path().join("nodes")).unwrap().count(), 10);
     assert_eq!(read("generation_id"), "2\n");
 }
