@@ -15,7 +15,8 @@ fn rocminfo_lists_the_agents() -> Result<()> {
     let profile = "gfx906".into();
     let other = MachineSpec { profile, vram: 512 << 20, ..MachineSpec::gpus(3).elsewhere() };
     // What ROCr calls these models, by their numbers; how many compute units they have.
-    let expected = [("two", two, "gfx90a", "0x740f", 104), ("other", other, "gfx906", "0x66a1", 60)];
+    let expected =
+        [("two", two, "gfx90a", "0x740f", 104), ("other", other, "gfx906", "0x66a1", 60)];
     for (part, spec, model, chip, units) in expected {
         let machine = Machine::start(&spec)?;
         let said = case.ok(part, &mut Command::new("rocminfo"), LIMIT)?.stdout;

@@ -7,6 +7,7 @@
 //!  settings           versions, apertures, clocks, policies: small answers
 //!  memory, dmabuf     BOs and where GPUs see them
 //!  queue, event, svm  the objects that a checkpoint serialises
+//!  ring               queues of SDMA engines that run
 //!  needs, gate        what a queue cannot do without, and what it cannot do while it is stopped
 //!  special            what debuggers and profilers ask for, and what few queues have
 //!  criu               CRIU_OP
@@ -41,6 +42,7 @@ mod memory;
 mod needs;
 mod process;
 mod queue;
+mod ring;
 mod scribble;
 mod settings;
 mod slots;
@@ -54,6 +56,7 @@ pub use inspect::{BoInfo, EventInfo, QueueInfo, QueueState};
 pub(super) use mapping::map;
 pub(super) use needs::{EOP_SIZE, save_area};
 use process::KfdProcess;
+pub use ring::QueueProgress;
 pub use scribble::Scribble;
 
 /// What the kernel answers to a queue of a type that it does not know; user space has no name

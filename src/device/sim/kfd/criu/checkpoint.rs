@@ -115,7 +115,7 @@ fn private_data(process: &KfdProcess, release: KernelRelease) -> Vec<u8> {
     }
     for (id, queue) in process.queues.iter() {
         put(&mut data, &queue_record(process, id, queue));
-        data.extend_from_slice(&queue.mqd);
+        data.extend_from_slice(&queue.saved_mqd());
         data.extend_from_slice(&queue.control_stack);
     }
     for (place, (id, event)) in process.events.iter().enumerate() {
