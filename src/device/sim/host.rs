@@ -4,8 +4,9 @@
 //! `Arc`s, and whoever waits for them waits on a condition of its own.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     collections::{BTreeMap, HashMap},
+    mem::ManuallyDrop,
     ops::{Deref, DerefMut},
     os::fd::{AsFd, OwnedFd},
     sync::{
@@ -91,11 +92,14 @@ pub(super) struct State {
 
 thread_local! {
     static LOCKED: Cell<bool> = const { Cell::new(false) };
+    static FOR_LATER: RefCell<Vec<Later>> = const { RefCell::new(Vec::new()) };
 }
+
+type Later = Box<dyn FnOnce()>;
 
 /// The state of a machine, locked.
 #[derive(Debug)]
-pub(super) struct Locked<'a>(MutexGuard<'a, State>);
+pub(super) struct Locked<'a>(ManuallyDrop<MutexGuard<'a, State>>);
 
 impl Deref for Locked<'_> {
     type Target = State;
@@ -113,14 +117,27 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        LOCKED.with(|locked| locked.set(false));
+        // SAFETY: nobody uses it from here on.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+        LOCKED.set(false);
+        // What waits for engines, and these for the memory of callers: not under the lock.
+        FOR_LATER.take().into_iter().for_each(|later| later());
+    }
+}
+
+/// Does something now, or if this thread has locked the state, right after it has unlocked it.
+pub(super) fn once_unlocked(what: impl FnOnce() + 'static) {
+    if LOCKED.get() {
+        FOR_LATER.with_borrow_mut(|later| later.push(Box::new(what)));
+    } else {
+        what();
     }
 }
 
 /// Looking at a caller's memory waits for the caller's own locks, and a caller that maps memory of
 /// ours holds these while it waits for the state: so nobody looks while the state is locked.
 pub(super) fn not_locked() {
-    debug_assert!(!LOCKED.with(Cell::get), "a caller's memory is asked for under the lock");
+    debug_assert!(!LOCKED.get(), "a caller's memory is asked for under the lock");
 }
 
 /// What changes of a GPU.
@@ -252,8 +269,8 @@ impl SimHost {
     pub(super) fn state(&self) -> Locked<'_> {
         // A handler that panicked has failed its test already.
         let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        LOCKED.with(|locked| locked.set(true));
-        Locked(state)
+        LOCKED.set(true);
+        Locked(ManuallyDrop::new(state))
     }
 
     /// A new object in VRAM (ENOMEM where it is full) or GTT; `size` is whole pages.

@@ -222,6 +222,8 @@ impl Runner {
             let mut pointer = [0; 8];
             self.engine.read(self.write_pointer, &mut pointer)?;
             self.cursor.write.store(u64::from_le_bytes(pointer), Ordering::Release);
+            // The process may have been stopped before it was told.
+            self.show(self.cursor.read.load(Ordering::Acquire))?;
         } else if rung != self.rung {
             self.cursor.write.store(rung, Ordering::Release);
         }
@@ -238,25 +240,42 @@ impl Runner {
 
     /// A packet is done, and the process may use its place in the ring again.
     fn advance(&self, len: u64) -> Result<(), Trouble> {
+        self.show(self.count(len))
+    }
+
+    /// A packet is done: up to where that is.
+    fn count(&self, len: u64) -> u64 {
         let read = self.cursor.read.load(Ordering::Acquire).wrapping_add(len);
         self.cursor.read.store(read, Ordering::Release);
         self.cursor.packets.fetch_add(1, Ordering::AcqRel);
+        read
+    }
+
+    fn show(&self, read: u64) -> Result<(), Trouble> {
         self.engine.write(self.read_pointer, &read.to_le_bytes())
     }
 
     /// Raises an interrupt. The gate does not do here, since who stops queues has the lock of the
-    /// machine: with that lock, the interrupt and the read pointer go together.
+    /// machine: with that lock, the interrupt and the engine's read pointer go together.
     fn trap(&self, context: u32, len: u64) -> Result<(), Trouble> {
         let Some(shared) = self.host.upgrade() else { return Ok(()) };
         let host = SimHost { shared };
-        let state = &mut *host.state();
-        let Ok(process) = state.kfd.process(self.pid) else { return Ok(()) };
-        if self.is_running(process.queues.get(self.id)) {
-            self.advance(len)?;
+        let read = {
+            let state = &mut *host.state();
+            let Ok(process) = state.kfd.process(self.pid) else { return Ok(()) };
+            if !self.is_running(process.queues.get(self.id)) {
+                return Ok(());
+            }
+            let read = self.count(len);
             process.events.interrupt(context);
             process.changed.tell();
-        }
-        Ok(())
+            read
+        };
+        // Memory of a process is not for those who have the lock. Where the queue was stopped since,
+        // the process is told when it goes on.
+        let (mut shown, never) = (Ok(()), AtomicBool::new(false));
+        self.gate.pass(&never, || shown = self.show(read));
+        shown
     }
 
     fn is_running(&self, queue: Option<&Queue>) -> bool {

@@ -98,6 +98,7 @@ impl Remote {
         len: usize,
         copy: impl Fn(usize, libc::iovec) -> isize,
     ) -> nix::Result<()> {
+        not_locked();
         // A GPU's access to memory of a process that has ended goes nowhere.
         if !self.is_alive() {
             return Err(Errno::EFAULT);
