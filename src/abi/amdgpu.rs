@@ -115,8 +115,17 @@ pub mod info {
     pub const ACCEL_WORKING: u32 = 0x00;
     pub const HW_IP_INFO: u32 = 0x02;
     pub const HW_IP_COUNT: u32 = 0x03;
+    pub const TIMESTAMP: u32 = 0x05;
+    pub const FW_VERSION: u32 = 0x0e;
+    pub const NUM_BYTES_MOVED: u32 = 0x0f;
+    pub const VRAM_USAGE: u32 = 0x10;
+    pub const GTT_USAGE: u32 = 0x11;
+    pub const GDS_CONFIG: u32 = 0x13;
     pub const VRAM_GTT: u32 = 0x14;
+    pub const READ_MMR_REG: u32 = 0x15;
     pub const DEV_INFO: u32 = 0x16;
+    pub const VIS_VRAM_USAGE: u32 = 0x17;
+    pub const NUM_EVICTIONS: u32 = 0x18;
     pub const MEMORY: u32 = 0x19;
 }
 

@@ -16,11 +16,30 @@ pub const OP_WRITE: u32 = 2;
 pub const OP_FENCE: u32 = 5;
 /// Ends the work of an IB with an interrupt.
 pub const OP_TRAP: u32 = 6;
+/// Waits until a word in memory compares with a value. Six words.
+pub const OP_POLL_REGMEM: u32 = 8;
+/// Changes a number in memory at once. Eight words.
+pub const OP_ATOMIC: u32 = 10;
+/// Writes the time. With sub-operation 2, that of all GPUs: three words.
+pub const OP_TIMESTAMP: u32 = 13;
 /// Fills with a 32-bit value: [`FILL_WORDS`].
 pub const OP_CONST_FILL: u32 = 11;
 
 /// The unit of a fill is a 32-bit word: bits 30 and 31 of the first word.
 pub const FILL_DWORD: u32 = 2 << 30;
+
+/// What [`OP_POLL_REGMEM`] reads is memory and not a register.
+pub const POLL_MEMORY: u32 = 1 << 31;
+/// How [`OP_POLL_REGMEM`] compares: bits 28 to 30 of its first word.
+pub const POLL_COMPARE_SHIFT: u32 = 28;
+/// What [`OP_ATOMIC`] does: bits 25 to 31 of its first word.
+pub const ATOMIC_SHIFT: u32 = 25;
+/// Adds to 32 bits.
+pub const ATOMIC_ADD_32: u32 = 15;
+/// Adds to 64 bits.
+pub const ATOMIC_ADD_64: u32 = 47;
+/// The sub-operation of [`OP_TIMESTAMP`] that writes the time of all GPUs.
+pub const TIMESTAMP_GLOBAL: u32 = 2;
 
 /// Words in a linear copy.
 pub const COPY_WORDS: usize = 7;

@@ -94,6 +94,9 @@ pub const DESTROY_EVENT: Request<DestroyEvent> = Request::new("DESTROY_EVENT", 0
 pub const SET_EVENT: Request<SetEvent> = Request::new("SET_EVENT", 0x4008_4b0a);
 pub const RESET_EVENT: Request<ResetEvent> = Request::new("RESET_EVENT", 0x4008_4b0b);
 pub const WAIT_EVENTS: Request<WaitEvents> = Request::new("WAIT_EVENTS", 0xc018_4b0c);
+pub const SET_SCRATCH_BACKING_VA: Request<SetScratchBackingVa> =
+    Request::new("SET_SCRATCH_BACKING_VA", 0xc010_4b11);
+pub const GET_TILE_CONFIG: Request<GetTileConfig> = Request::new("GET_TILE_CONFIG", 0xc028_4b12);
 pub const SET_TRAP_HANDLER: Request<SetTrapHandler> = Request::new("SET_TRAP_HANDLER", 0x4018_4b13);
 pub const GET_PROCESS_APERTURES_NEW: Request<GetProcessAperturesNew> =
     Request::new("GET_PROCESS_APERTURES_NEW", 0xc010_4b14);
@@ -106,8 +109,13 @@ pub const MAP_MEMORY_TO_GPU: Request<MapMemoryToGpu> =
     Request::new("MAP_MEMORY_TO_GPU", 0xc018_4b18);
 pub const UNMAP_MEMORY_FROM_GPU: Request<UnmapMemoryFromGpu> =
     Request::new("UNMAP_MEMORY_FROM_GPU", 0xc018_4b19);
+pub const SET_CU_MASK: Request<SetCuMask> = Request::new("SET_CU_MASK", 0x4010_4b1a);
+pub const GET_QUEUE_WAVE_STATE: Request<GetQueueWaveState> =
+    Request::new("GET_QUEUE_WAVE_STATE", 0xc018_4b1b);
 pub const GET_DMABUF_INFO: Request<GetDmabufInfo> = Request::new("GET_DMABUF_INFO", 0xc020_4b1c);
 pub const IMPORT_DMABUF: Request<ImportDmabuf> = Request::new("IMPORT_DMABUF", 0xc018_4b1d);
+pub const ALLOC_QUEUE_GWS: Request<AllocQueueGws> = Request::new("ALLOC_QUEUE_GWS", 0xc010_4b1e);
+pub const SMI_EVENTS: Request<SmiEvents> = Request::new("SMI_EVENTS", 0xc008_4b1f);
 pub const SVM: Request<SvmArgs> = Request::new("SVM", 0xc018_4b20);
 pub const SET_XNACK_MODE: Request<SetXnackMode> = Request::new("SET_XNACK_MODE", 0xc004_4b21);
 pub const CRIU_OP: Request<CriuArgs> = Request::new("CRIU_OP", 0xc038_4b22);
@@ -115,6 +123,7 @@ pub const AVAILABLE_MEMORY: Request<AvailableMemory> =
     Request::new("AVAILABLE_MEMORY", 0xc010_4b23);
 pub const EXPORT_DMABUF: Request<ExportDmabuf> = Request::new("EXPORT_DMABUF", 0xc010_4b24);
 pub const RUNTIME_ENABLE: Request<RuntimeEnable> = Request::new("RUNTIME_ENABLE", 0xc010_4b25);
+pub const DBG_TRAP: Request<DbgTrap> = Request::new("DBG_TRAP", 0xc020_4b26);
 
 /// What offsets into a mapping of `/dev/kfd` are made of (`kfd_priv.h`).
 pub mod mmap {
@@ -264,6 +273,62 @@ layout! {
         12 wait_for_all: u32,
         16 timeout: u32,
         20 wait_result: u32,
+    }
+
+    /// `kfd_ioctl_set_scratch_backing_va_args`.
+    pub struct SetScratchBackingVa: 16 {
+        0 va_addr: u64,
+        8 gpu_id: u32,
+        12 pad: u32,
+    }
+
+    /// `kfd_ioctl_get_tile_config_args`.
+    pub struct GetTileConfig: 40 {
+        0 tile_config_ptr: u64,
+        8 macro_tile_config_ptr: u64,
+        16 num_tile_configs: u32,
+        20 num_macro_tile_configs: u32,
+        24 gpu_id: u32,
+        28 gb_addr_config: u32,
+        32 num_banks: u32,
+        36 num_ranks: u32,
+    }
+
+    /// `kfd_ioctl_set_cu_mask_args`.
+    pub struct SetCuMask: 16 {
+        0 queue_id: u32,
+        4 num_cu_mask: u32,
+        8 cu_mask_ptr: u64,
+    }
+
+    /// `kfd_ioctl_get_queue_wave_state_args`.
+    pub struct GetQueueWaveState: 24 {
+        0 ctl_stack_address: u64,
+        8 ctl_stack_used_size: u32,
+        12 save_area_used_size: u32,
+        16 queue_id: u32,
+        20 pad: u32,
+    }
+
+    /// `kfd_ioctl_alloc_queue_gws_args`.
+    pub struct AllocQueueGws: 16 {
+        0 queue_id: u32,
+        4 num_gws: u32,
+        8 first_gws: u32,
+        12 pad: u32,
+    }
+
+    /// `kfd_ioctl_smi_events_args`.
+    pub struct SmiEvents: 8 {
+        0 gpuid: u32,
+        4 anon_fd: u32,
+    }
+
+    /// `kfd_ioctl_dbg_trap_args`, whose first part is one of many structures.
+    pub struct DbgTrap: 32 {
+        0 of_operation: [u32; 6],
+        24 pid: u32,
+        28 op: u32,
     }
 
     /// `kfd_ioctl_set_trap_handler_args`.

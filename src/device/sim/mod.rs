@@ -28,7 +28,8 @@
 //!
 //! # Limits
 //!
-//! No shader runs here. A user queue is state, and on request a thread that goes on writing to
+//! No shader runs here. The packets of a user queue of an SDMA engine are executed; one for compute
+//! is state, and on request a thread that goes on writing to
 //! VRAM until the queue is stopped, so that a dump without a pause shows.
 
 mod app;
@@ -66,7 +67,7 @@ pub use door::SimProcess;
 pub use engine::Copied;
 pub use faults::{Fault, Planned};
 pub use host::SimHost;
-pub use kfd::{BoInfo, EventInfo, Fill, QueueInfo, QueueState, Scribble};
+pub use kfd::{BoInfo, EventInfo, Fill, QueueInfo, QueueProgress, QueueState, Scribble};
 pub use log::Complaint;
 pub use machine::{GpuSpec, KernelRelease, Machine, Speed};
 pub use profile::{Profile, ProfileError};

@@ -27,7 +27,8 @@ const KFD: Table = names! {
         GET_PROCESS_APERTURES UPDATE_QUEUE CREATE_EVENT DESTROY_EVENT SET_EVENT RESET_EVENT
         WAIT_EVENTS SET_TRAP_HANDLER GET_PROCESS_APERTURES_NEW ACQUIRE_VM ALLOC_MEMORY_OF_GPU
         FREE_MEMORY_OF_GPU MAP_MEMORY_TO_GPU UNMAP_MEMORY_FROM_GPU GET_DMABUF_INFO IMPORT_DMABUF SVM
-        SET_XNACK_MODE CRIU_OP AVAILABLE_MEMORY EXPORT_DMABUF RUNTIME_ENABLE;
+        SET_XNACK_MODE CRIU_OP AVAILABLE_MEMORY EXPORT_DMABUF RUNTIME_ENABLE SET_SCRATCH_BACKING_VA
+        GET_TILE_CONFIG SET_CU_MASK GET_QUEUE_WAVE_STATE ALLOC_QUEUE_GWS SMI_EVENTS DBG_TRAP;
 };
 
 fn find(table: Table, number: u32) -> Option<&'static str> {
@@ -65,6 +66,9 @@ pub(super) fn gpu_id_of(number: u32, argument: &[u8]) -> Option<u32> {
         ALLOC_MEMORY_OF_GPU AllocMemoryOfGpu.gpu_id + 0;
         IMPORT_DMABUF ImportDmabuf.gpu_id + 0;
         AVAILABLE_MEMORY AvailableMemory.gpu_id + 0;
+        SET_SCRATCH_BACKING_VA SetScratchBackingVa.gpu_id + 0;
+        GET_TILE_CONFIG GetTileConfig.gpu_id + 0;
+        SMI_EVENTS SmiEvents.gpuid + 0;
         FREE_MEMORY_OF_GPU FreeMemoryOfGpu.handle + 4;
         MAP_MEMORY_TO_GPU MapMemoryToGpu.handle + 4;
         UNMAP_MEMORY_FROM_GPU UnmapMemoryFromGpu.handle + 4;

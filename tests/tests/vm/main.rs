@@ -4,8 +4,10 @@
 //! `long` run only when they are asked for.
 #![forbid(unsafe_code)]
 
+mod clients;
 mod containers;
 mod frameworks;
 mod gpus;
+mod pair;
 mod plain;
 mod support;

@@ -16,7 +16,7 @@ use vramstream_tests::real::{
 use crate::support::{BIN, Case, Criu, Result, case, criu::Options, each_criu};
 
 /// For what takes no time, on a slow machine.
-const SHORT: Duration = Duration::from_secs(120);
+pub(crate) const SHORT: Duration = Duration::from_secs(120);
 
 #[test]
 fn criu_finds_all_that_it_needs() -> Result<()> {
@@ -94,8 +94,12 @@ fn a_process_goes_through_the_streamer_and_its_original_goes_on() -> Result<()> 
 }
 
 fn start(case: &Case, criu: &Criu, kind: Kind) -> Result<Workload> {
-    let program = format!("{BIN}/vramstream-workload");
-    Workload::start(&program, kind, &criu.real(), &case.dir("status")?)
+    start_in(&case.dir("status")?, criu, kind)
+}
+
+/// Starts a workload that reports in a folder.
+pub(crate) fn start_in(dir: &Path, criu: &Criu, kind: Kind) -> Result<Workload> {
+    Workload::start(&format!("{BIN}/vramstream-workload"), kind, &criu.real(), dir)
 }
 
 /// Times, numbers of processes and the like are others each time, and so is whether a process is asleep

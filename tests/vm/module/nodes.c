@@ -326,7 +326,7 @@ static const struct file_operations node_operations = {
 static int add_render(struct relay *relay, u32 minor)
 {
 	u32 at = minor - RELAY_FIRST_MINOR;
-	struct device *parent, *device;
+	struct device *parent, *device, *card;
 	char name[16];
 
 	if (at >= RELAY_MINORS)
@@ -342,7 +342,15 @@ static int add_render(struct relay *relay, u32 minor)
 		root_device_unregister(parent);
 		return PTR_ERR(device);
 	}
+	/* libdrm tells GPUs apart by the primary nodes beside their render nodes; nobody opens them. */
+	card = device_create(render_class, parent, MKDEV(0, 0), NULL, "card%u", at);
+	if (IS_ERR(card)) {
+		device_unregister(device);
+		root_device_unregister(parent);
+		return PTR_ERR(card);
+	}
 	relay->parent[at] = parent;
+	relay->card[at] = card;
 	relay->render[at] = device;
 	return 0;
 }
@@ -369,7 +377,8 @@ void nodes_remove(struct relay *relay)
 	for (i = 0; i < RELAY_MINORS; i++) {
 		if (!relay->render[i])
 			continue;
-		device_destroy(render_class, MKDEV(RENDER_MAJOR, RELAY_FIRST_MINOR + i));
+		device_unregister(relay->card[i]);
+		device_unregister(relay->render[i]);
 		root_device_unregister(relay->parent[i]);
 		relay->render[i] = NULL;
 	}

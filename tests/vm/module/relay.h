@@ -35,6 +35,7 @@ struct relay {
 	wait_queue_head_t readers;
 	struct device *kfd;
 	struct device *render[RELAY_MINORS];
+	struct device *card[RELAY_MINORS];
 	struct device *parent[RELAY_MINORS];
 	struct list_head files;
 	struct list_head directories;

@@ -10,6 +10,7 @@ use crate::{
     },
     device::sim::{
         caller::Call,
+        fence::monotonic,
         host::SimHost,
         machine::KernelRelease,
         vm::{HOLE, RESERVED_TOP, VA_START},
@@ -22,6 +23,11 @@ const CAP_PRIME: u64 = 0x5;
 const PRIME_BOTH: u64 = 3;
 /// As much of the host's memory as a GPU can reach: amdgpu's default is half of it.
 const GTT_BYTES: u64 = 128 << 30;
+
+/// The number of a register, in words.
+const GB_ADDR_CONFIG: u32 = 0x263e;
+/// The most registers in a query.
+const MOST_REGISTERS: u32 = 128;
 
 pub(super) fn version(
     host: &SimHost,
@@ -77,6 +83,17 @@ fn answer(host: &SimHost, call: &Call<'_>, info: &Info) -> nix::Result<Vec<u8>> 
             }
             u32::from(info.query_type == hw_ip::DMA).to_le_bytes().to_vec()
         }
+        info::READ_MMR_REG => registers(host, gpu, info)?,
+        info::TIMESTAMP => longs(&[monotonic() / 10]),
+        info::VRAM_USAGE | info::VIS_VRAM_USAGE => longs(&[host.vram_used(gpu)]),
+        info::GTT_USAGE | info::NUM_BYTES_MOVED | info::NUM_EVICTIONS => longs(&[0]),
+        // Version and feature of a firmware: which one is not looked at.
+        info::FW_VERSION => {
+            let version = u32::try_from(spec.profile.property("fw_version")).unwrap_or(0);
+            [version.to_le_bytes(), 0u32.to_le_bytes()].concat()
+        }
+        // No GPU that KFD takes has any of what this is about.
+        info::GDS_CONFIG => vec![0; 32],
         info::VRAM_GTT => longs(&[spec.vram_bytes, spec.vram_bytes, GTT_BYTES]),
         info::MEMORY => {
             let used = host.vram_used(gpu);
@@ -101,6 +118,18 @@ fn answer(host: &SimHost, call: &Call<'_>, info: &Info) -> nix::Result<Vec<u8>> 
         }
         _ => return Err(Errno::EINVAL),
     })
+}
+
+/// Registers, of which clients need one: how memory is interleaved.
+fn registers(host: &SimHost, gpu: usize, info: &Info) -> nix::Result<Vec<u8>> {
+    let [offset, count] = [info.query_type, info.query_instance];
+    if count > MOST_REGISTERS {
+        return Err(Errno::EINVAL);
+    }
+    if offset != GB_ADDR_CONFIG || count != 1 {
+        return Err(Errno::EFAULT);
+    }
+    Ok(host.machine().gpus[gpu].profile.gb_addr_config().to_le_bytes().to_vec())
 }
 
 fn hw_ip_info(host: &SimHost, gpu: usize, info: &Info) -> nix::Result<Vec<u8>> {

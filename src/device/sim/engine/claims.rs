@@ -29,7 +29,11 @@ pub(super) fn of(job: &Job, dialect: Dialect) -> Vec<Claim> {
             let Ok((packet, after)) = packets::next(words, at, dialect) else { break };
             at = after;
             match packet {
-                Packet::Idle => {}
+                Packet::Idle
+                | Packet::Trap { .. }
+                | Packet::Poll { .. }
+                | Packet::Add { .. }
+                | Packet::Timestamp { .. } => {}
                 Packet::Copy { from, to, len } => {
                     claim(&vm, from, len, false, &mut claims);
                     claim(&vm, to, len, true, &mut claims);

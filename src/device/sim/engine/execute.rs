@@ -112,7 +112,7 @@ impl Engine {
 
     fn packet(&mut self, job: &Job, packet: Packet<'_>) -> Result<(), Stop> {
         match packet {
-            Packet::Idle => Ok(()),
+            Packet::Idle | Packet::Trap { .. } => Ok(()),
             Packet::Copy { from, to, len } => self.copy(job, from, to, len),
             Packet::Fill { to, len, value, unit } => self.fill(job, to, len, &value[..unit]),
             Packet::Write { to, words } => {
@@ -122,6 +122,9 @@ impl Engine {
                     at = at.wrapping_add(4);
                 }
                 Ok(())
+            }
+            Packet::Poll { .. } | Packet::Add { .. } | Packet::Timestamp { .. } => {
+                Err(Stop::Fault(format!("{packet:?} is for user queues only")))
             }
         }
     }

@@ -10,6 +10,8 @@
 //! until the kernel resets it, with the same result, or drop the access and say so in the kernel's
 //! log.)
 //!
+//! User queues, which processes fill themselves, have [engines of their own](UserEngine).
+//!
 //! # Limits
 //!
 //! Nothing orders the jobs of different entities but their dependencies: there is no implicit
@@ -49,9 +51,11 @@ mod execute;
 mod packets;
 mod traffic;
 mod transfer;
+mod user;
 
 pub use traffic::Copied;
 use traffic::Traffic;
+pub(super) use user::{Ring, Step, Trouble, UserEngine};
 
 /// How often an engine that hangs looks whether it still does.
 const LOOK: Duration = Duration::from_millis(2);

@@ -5,8 +5,12 @@ use crate::abi::{amdgpu::FAMILY_AI, sdma};
 /// A packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Packet<'a> {
-    /// Nothing, a trap.
+    /// Nothing.
     Idle,
+    /// An interrupt, which says what for.
+    Trap {
+        context: u32,
+    },
     Copy {
         from: u64,
         to: u64,
@@ -24,6 +28,48 @@ pub(super) enum Packet<'a> {
         to: u64,
         words: &'a [[u8; 4]],
     },
+    /// Waits for a word.
+    Poll {
+        at: u64,
+        mask: u32,
+        value: u32,
+        compare: Compare,
+    },
+    /// Adds to a number of so many bytes.
+    Add {
+        to: u64,
+        value: u64,
+        unit: usize,
+    },
+    /// Writes the time.
+    Timestamp {
+        to: u64,
+    },
+}
+
+/// What a word in memory must be, to a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compare {
+    Always,
+    Less,
+    LessOrEqual,
+    Equal,
+    NotEqual,
+    GreaterOrEqual,
+    Greater,
+}
+
+impl Compare {
+    /// By number.
+    const ALL: [Compare; 7] = [
+        Compare::Always,
+        Compare::Less,
+        Compare::LessOrEqual,
+        Compare::Equal,
+        Compare::NotEqual,
+        Compare::GreaterOrEqual,
+        Compare::Greater,
+    ];
 }
 
 /// The engine does not understand a packet.
@@ -32,6 +78,16 @@ pub(super) struct Unknown {
     /// Which word of the buffer it begins with.
     pub word: usize,
     pub why: &'static str,
+}
+
+const PAST_END: &str = "it goes on past the end of the buffer";
+const WORDS_MISSING: &str = "its words are not all there";
+
+impl Unknown {
+    /// Whether more words could make a packet of it.
+    pub(super) fn is_short(&self) -> bool {
+        [PAST_END, WORDS_MISSING].contains(&self.why)
+    }
 }
 
 /// An engine of a family, as far as the packets differ.
@@ -50,7 +106,7 @@ pub(super) fn next(
 ) -> Result<(Packet<'_>, usize), Unknown> {
     let unknown = |why| Unknown { word: at, why };
     let word = |index: usize| {
-        let word = words.get(at + index).ok_or(unknown("it goes on past the end of the buffer"))?;
+        let word = words.get(at + index).ok_or(unknown(PAST_END))?;
         Ok(u32::from_le_bytes(*word))
     };
     let long = |index: usize| Ok(u64::from(word(index)?) | u64::from(word(index + 1)?) << 32);
@@ -58,7 +114,7 @@ pub(super) fn next(
     let less = u64::from(dialect.family >= FAMILY_AI);
     let header = word(0)?;
     let (op, sub_op) = (header & 0xff, header >> 8 & 0xff);
-    if sub_op != 0 {
+    if sub_op != 0 && (op, sub_op) != (sdma::OP_TIMESTAMP, sdma::TIMESTAMP_GLOBAL) {
         return Err(unknown("the sub-operation is none that is simulated"));
     }
     let (packet, len) = match op {
@@ -86,18 +142,35 @@ pub(super) fn next(
         sdma::OP_WRITE => {
             let count = words_of(word(3)?).saturating_add(words_of(u32::from(less == 1)));
             let end = at.saturating_add(4).saturating_add(count);
-            let data = words.get(at + 4..end).ok_or(unknown("its words are not all there"))?;
+            let data = words.get(at + 4..end).ok_or(unknown(WORDS_MISSING))?;
             (Packet::Write { to: long(1)?, words: data }, 4 + count)
         }
         sdma::OP_FENCE => {
             word(3)?;
             (Packet::Write { to: long(1)?, words: &words[at + 3..at + 4] }, 4)
         }
-        sdma::OP_TRAP => (Packet::Idle, 2),
+        sdma::OP_TRAP => (Packet::Trap { context: word(1)? & 0x0fff_ffff }, 2),
+        // Of registers, what is waited for is that caches are written back: there are none.
+        sdma::OP_POLL_REGMEM if header & sdma::POLL_MEMORY == 0 => (Packet::Idle, 6),
+        sdma::OP_POLL_REGMEM => {
+            let compare = header >> sdma::POLL_COMPARE_SHIFT & 7;
+            let compare = Compare::ALL.get(words_of(compare));
+            let compare = *compare.ok_or(unknown("it compares in no way that there is"))?;
+            (Packet::Poll { at: long(1)?, value: word(3)?, mask: word(4)?, compare }, 6)
+        }
+        sdma::OP_ATOMIC => {
+            let unit = match header >> sdma::ATOMIC_SHIFT {
+                sdma::ATOMIC_ADD_32 => 4,
+                sdma::ATOMIC_ADD_64 => 8,
+                _ => return Err(unknown("the atomic operation is none that is simulated")),
+            };
+            (Packet::Add { to: long(1)?, value: long(3)?, unit }, 8)
+        }
+        sdma::OP_TIMESTAMP if sub_op != 0 => (Packet::Timestamp { to: long(1)? }, 3),
         _ => return Err(unknown("the operation is none that is simulated")),
     };
     if at + len > words.len() {
-        return Err(unknown("it goes on past the end of the buffer"));
+        return Err(unknown(PAST_END));
     }
     Ok((packet, at + len))
 }
@@ -144,7 +217,7 @@ mod tests {
                 Packet::Fill { to: 0x3000, len: 64, value, unit: 4 },
                 Packet::Write { to: 0x10, words: &bytes(&[7, 8]) },
                 Packet::Write { to: 0x20, words: &bytes(&[9]) },
-                Packet::Idle,
+                Packet::Trap { context: 0 },
                 Packet::Idle,
             ]
         );

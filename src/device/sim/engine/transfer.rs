@@ -176,6 +176,11 @@ fn pointer(end: End<'_>) -> nix::Result<Result<*mut u8, Remote<'_>>> {
     })
 }
 
+/// Where a part of an object is in this process's memory, if it is there.
+pub(super) fn address(object: &Object, offset: u64, len: u64) -> nix::Result<Option<*mut u8>> {
+    Ok(pointer(End::of(object, offset, len)?)?.ok())
+}
+
 fn index(len: u64) -> nix::Result<usize> {
     usize::try_from(len).map_err(|_| Errno::EINVAL)
 }

@@ -148,13 +148,49 @@ impl Events {
         Ok(id)
     }
 
-    fn clear_slot(&self, id: u32) -> nix::Result<()> {
-        let piece = match &self.page {
+    /// The interrupt of an engine, for an event whose slot has been written. Where it has not, the
+    /// number is taken to be wrong, and every event is signalled whose slot has been.
+    pub(super) fn interrupt(&mut self, id: u32) {
+        let named = Some(id).filter(|&id| self.is_written(id));
+        let ids = match named {
+            Some(id) => vec![id],
+            None => self.all.iter().map(|(id, _)| id).filter(|&id| self.is_written(id)).collect(),
+        };
+        for id in ids {
+            let Some(event) = self.all.get_mut(id).filter(|event| event.has_slot()) else {
+                continue;
+            };
+            event.set();
+            let _ = self.clear_slot(id);
+        }
+    }
+
+    /// Signals every event of a kind of exceptions.
+    pub(super) fn exception(&mut self, kind: u32, data: [u32; 8]) {
+        for (_, event) in self.all.iter_mut().filter(|(_, event)| event.kind == kind) {
+            event.exception = data;
+            event.set();
+        }
+    }
+
+    fn slots_piece(&self) -> Option<&Piece> {
+        match &self.page {
             Some(Page::User { object, .. }) => object.piece(),
             Some(Page::Kernel(piece)) => Some(&**piece),
             None => None,
-        };
-        if let Some(piece) = piece.filter(|_| id < SIGNAL_EVENT_LIMIT) {
+        }
+    }
+
+    fn is_written(&self, id: u32) -> bool {
+        let piece = self.slots_piece().filter(|_| id < SIGNAL_EVENT_LIMIT);
+        let Some(Ok(memory)) = piece.map(Piece::memory) else { return false };
+        let mut slot = UNSIGNALLED;
+        memory.read(id as usize * 8, &mut slot);
+        slot != UNSIGNALLED
+    }
+
+    fn clear_slot(&self, id: u32) -> nix::Result<()> {
+        if let Some(piece) = self.slots_piece().filter(|_| id < SIGNAL_EVENT_LIMIT) {
             piece.memory()?.write(id as usize * 8, &UNSIGNALLED);
         }
         Ok(())

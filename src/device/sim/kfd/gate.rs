@@ -2,13 +2,14 @@
 
 use std::sync::{
     Condvar, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 /// Holds up whoever plays the shaders of a queue while the queue does not run.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     open: AtomicBool,
+    opened: AtomicU64,
     ended: AtomicBool,
     writing: Mutex<()>,
     condition: Condvar,
@@ -17,8 +18,14 @@ pub(super) struct Gate {
 impl Gate {
     pub(super) fn open(&self) {
         let _writing = self.lock();
+        self.opened.fetch_add(1, Ordering::AcqRel);
         self.open.store(true, Ordering::Release);
         self.condition.notify_all();
+    }
+
+    /// How often it was opened.
+    pub(super) fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Acquire)
     }
 
     /// Nothing is written any more when this returns.

@@ -11,6 +11,7 @@ use super::{
     super::{Complaint, SimHost, SimProcess, interrupt::Interrupt, object::Object},
     fill::{Fill, put},
     process::handle,
+    ring::QueueProgress,
 };
 
 /// A queue of a process.
@@ -32,6 +33,8 @@ pub struct QueueInfo {
     pub ring: (u64, u64),
     /// What the hardware knows of it and of its waves: opaque, and part of a checkpoint.
     pub saved: (Vec<u8>, Vec<u8>),
+    /// How far it is.
+    pub progress: QueueProgress,
 }
 
 /// Whether a queue runs.
@@ -95,7 +98,8 @@ impl SimHost {
             evictions: queue.evictions,
             doorbell: queue.doorbell,
             ring: (queue.properties.ring_address, queue.properties.ring_size),
-            saved: (queue.mqd.clone(), queue.control_stack.clone()),
+            saved: (queue.saved_mqd(), queue.control_stack.clone()),
+            progress: queue.cursor.progress(),
         };
         process.queues.iter().map(info).collect()
     }

@@ -7,7 +7,9 @@
 //!  settings           versions, apertures, clocks, policies: small answers
 //!  memory, dmabuf     BOs and where GPUs see them
 //!  queue, event, svm  the objects that a checkpoint serialises
+//!  ring               queues of SDMA engines that run
 //!  needs, gate        what a queue cannot do without, and what it cannot do while it is stopped
+//!  special            what debuggers and profilers ask for, and what few queues have
 //!  criu               CRIU_OP
 //!  mapping            mmap of /dev/kfd
 //!  inspect, fill, scribble  what tests ask of a process and do to its memory
@@ -40,9 +42,11 @@ mod memory;
 mod needs;
 mod process;
 mod queue;
+mod ring;
 mod scribble;
 mod settings;
 mod slots;
+mod special;
 mod svm;
 #[cfg(test)]
 mod tests;
@@ -52,6 +56,7 @@ pub use inspect::{BoInfo, EventInfo, QueueInfo, QueueState};
 pub(super) use mapping::map;
 pub(super) use needs::{EOP_SIZE, save_area};
 use process::KfdProcess;
+pub use ring::QueueProgress;
 pub use scribble::Scribble;
 
 /// What the kernel answers to a queue of a type that it does not know; user space has no name
@@ -148,6 +153,8 @@ pub(super) fn ioctl(host: &SimHost, call: &mut Call<'_>, argument: &mut [u8]) ->
         0x0c => with(argument, |args| event::wait(io, args)),
         // The old debugger interface, which answers this to everyone.
         0x0d..=0x10 => Err(Errno::EPERM),
+        0x11 => with(argument, |args| settings::set_scratch_backing_va(io, args)),
+        0x12 => with(argument, |args| settings::get_tile_config(io, args)),
         0x13 => with(argument, |args| settings::set_trap_handler(io, args)),
         0x14 => with(argument, |args| settings::get_process_apertures_new(io, args)),
         0x15 => with(argument, |args| memory::acquire_vm(io, args)),
@@ -155,14 +162,19 @@ pub(super) fn ioctl(host: &SimHost, call: &mut Call<'_>, argument: &mut [u8]) ->
         0x17 => with(argument, |args| memory::free(io, args)),
         0x18 => with(argument, |args| memory::map_to_gpu(io, args)),
         0x19 => with(argument, |args| memory::unmap_from_gpu(io, args)),
+        0x1a => with(argument, |args| special::set_cu_mask(io, args)),
+        0x1b => with(argument, |args| special::get_queue_wave_state(io, args)),
         0x1c => with(argument, |args| dmabuf::info(io, args)),
         0x1d => with(argument, |args| dmabuf::import(io, args)),
+        0x1e => with(argument, |args| special::alloc_queue_gws(io, args)),
+        0x1f => with(argument, |args| special::smi_events(io, args)),
         0x20 => svm::ioctl(io, argument),
         0x21 => with(argument, |args| settings::set_xnack_mode(io, args)),
         0x22 => with(argument, |args| criu::ioctl(io, args)),
         0x23 => with(argument, |args| memory::available(io, args)),
         0x24 => with(argument, |args| dmabuf::export(io, args)),
         0x25 => with(argument, |args| settings::runtime_enable(io, args)),
+        0x26 => with(argument, |args| special::dbg_trap(io, args)),
         // In the kernels' tables, but not simulated.
         _ => Err(Errno::ENOTTY),
     }

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use super::{
-    super::{KernelRelease, Profile},
+    super::{KernelRelease, Profile, SimHost},
     ENOTSUPP, Io,
     gate::Gate,
     memory::DOORBELL_SLICE,
     needs::{acquire_buffers, places},
     process::KfdProcess,
+    ring::{self, Cursor},
 };
 use crate::abi::kfd::{
     CreateQueue, DestroyQueue, MAX_QUEUE_PERCENTAGE, MAX_QUEUE_PRIORITY, MIN_QUEUE_RING_SIZE,
@@ -39,9 +40,12 @@ pub(super) struct Queue {
     /// Addresses of the BOs that it cannot do without.
     pub buffers: Vec<u64>,
     pub evicted: bool,
+    /// Whether its waves can wait for each other on the whole GPU.
+    pub gws: bool,
     /// How often it was stopped so far.
     pub evictions: u32,
     pub gate: Arc<Gate>,
+    pub cursor: Arc<Cursor>,
 }
 
 /// What a queue was made with.
@@ -84,6 +88,15 @@ impl Queue {
         if self.is_active() { self.gate.open() } else { self.gate.close() }
     }
 
+    /// What the hardware knows of it now.
+    pub(super) fn saved_mqd(&self) -> Vec<u8> {
+        let mut mqd = self.mqd.clone();
+        if self.properties.is_sdma() {
+            self.cursor.save(&mut mqd);
+        }
+        mqd
+    }
+
     /// The queue is gone.
     pub(super) fn end(&mut self) {
         self.gate.end();
@@ -114,6 +127,7 @@ pub(super) fn create(io: &mut Io<'_, '_>, args: &mut CreateQueue) -> nix::Result
     let process = state.kfd.process(io.pid)?;
     let queue = add(process, queue);
     let id = process.queues.insert(0, QUEUES_END, queue).ok_or(Errno::ENOMEM)?;
+    ring::start(io.host, io.pid, process, id)?;
     args.queue_id = id;
     if let Some(queue) = process.queues.get(id) {
         args.doorbell_offset = queue.doorbell_offset(args.gpu_id);
@@ -129,7 +143,8 @@ fn add(process: &KfdProcess, mut queue: Queue) -> Queue {
 
 /// A queue with the numbers and the state that it had elsewhere.
 pub(super) fn restore(
-    process: &mut KfdProcess,
+    host: &SimHost,
+    (pid, process): (u32, &mut KfdProcess),
     id: u32,
     mut queue: Queue,
     (mqd, control_stack): (Vec<u8>, Vec<u8>),
@@ -137,10 +152,14 @@ pub(super) fn restore(
     if id >= QUEUES_END {
         return Err(Errno::EINVAL);
     }
+    if queue.properties.is_sdma() {
+        queue.cursor.load(&mqd);
+    }
     queue.mqd = mqd;
     queue.control_stack = control_stack;
     let queue = add(process, queue);
-    process.queues.insert_at(id, queue).map_err(|_| Errno::ENOSPC)
+    process.queues.insert_at(id, queue).map_err(|_| Errno::ENOSPC)?;
+    ring::start(host, pid, process, id)
 }
 
 pub(super) fn new_queue(
@@ -153,17 +172,21 @@ pub(super) fn new_queue(
     // Something that differs from queue to queue, so that a mix-up shows.
     let seed = properties.ring_address ^ (u64::from(doorbell) << 48);
     let stack = if properties.is_sdma() { 0 } else { properties.control_stack_size as usize };
+    let mut mqd = opaque(seed, mqd_size(profile, properties.kind));
+    let cursor = Cursor::new(&properties, &mut mqd);
     Queue {
         device,
-        mqd: opaque(seed, mqd_size(profile, properties.kind)),
+        mqd,
         control_stack: opaque(!seed, stack),
         properties,
         doorbell,
         sdma_id,
         buffers,
         evicted: false,
+        gws: false,
         evictions: 0,
         gate: Arc::default(),
+        cursor,
     }
 }
 
@@ -273,6 +296,7 @@ pub(super) fn update(io: &mut Io<'_, '_>, args: &mut UpdateQueue) -> nix::Result
     properties.ring_size = ring_size.into();
     properties.percentage = percentage;
     properties.priority = args.queue_priority;
+    queue.cursor.set_ring(properties);
     queue.update_gate();
     Ok(())
 }

@@ -6,9 +6,14 @@ use nix::errno::Errno;
 
 use super::{super::KernelRelease, Io, memory::write_array, process::KfdProcess};
 use crate::abi::kfd::{
-    DeviceApertures, GetClockCounters, GetProcessApertures, GetProcessAperturesNew, GetVersion,
-    NUM_OF_SUPPORTED_GPUS, RuntimeEnable, SetMemoryPolicy, SetTrapHandler, SetXnackMode,
+    DeviceApertures, GetClockCounters, GetProcessApertures, GetProcessAperturesNew, GetTileConfig,
+    GetVersion, NUM_OF_SUPPORTED_GPUS, RuntimeEnable, SetMemoryPolicy, SetScratchBackingVa,
+    SetTrapHandler, SetXnackMode,
 };
+
+/// How many entries the tables of [`get_tile_config`] have.
+const TILE_MODES: u32 = 32;
+const MACRO_TILE_MODES: u32 = 16;
 
 pub(super) fn get_version(io: &mut Io<'_, '_>, args: &mut GetVersion) -> nix::Result<()> {
     args.major_version = 1;
@@ -108,6 +113,32 @@ pub(super) fn set_trap_handler(io: &mut Io<'_, '_>, args: &mut SetTrapHandler) -
     Ok(())
 }
 
+/// Where the waves of a process find what of their scratch memory does not fit. (No wave runs here.)
+pub(super) fn set_scratch_backing_va(
+    io: &mut Io<'_, '_>,
+    args: &mut SetScratchBackingVa,
+) -> nix::Result<()> {
+    let state = &mut *io.host.state();
+    state.kfd.process(io.pid)?.device(args.gpu_id)?.bound(Errno::ESRCH)?;
+    Ok(())
+}
+
+/// How old GPUs lay out images: as of GFX9, the tables are there and empty.
+pub(super) fn get_tile_config(io: &mut Io<'_, '_>, args: &mut GetTileConfig) -> nix::Result<()> {
+    let gpu = io.host.state().kfd.process(io.pid)?.device(args.gpu_id)?.gpu;
+    args.gb_addr_config = io.host.machine().gpus[gpu].profile.gb_addr_config();
+    (args.num_banks, args.num_ranks) = (0, 0);
+    args.num_tile_configs = args.num_tile_configs.min(TILE_MODES);
+    args.num_macro_tile_configs = args.num_macro_tile_configs.min(MACRO_TILE_MODES);
+    for (address, count) in [
+        (args.tile_config_ptr, args.num_tile_configs),
+        (args.macro_tile_config_ptr, args.num_macro_tile_configs),
+    ] {
+        write_array(io, address, &vec![0u32; count as usize])?;
+    }
+    Ok(())
+}
+
 pub(super) fn set_xnack_mode(io: &mut Io<'_, '_>, args: &mut SetXnackMode) -> nix::Result<()> {
     let possible = xnack_possible(io)?;
     let state = &mut *io.host.state();
@@ -144,6 +175,9 @@ pub(super) fn runtime_enable(io: &mut Io<'_, '_>, args: &mut RuntimeEnable) -> n
     let enable = args.mode_mask & 1 != 0;
     if enable && process.runtime_enabled {
         return Err(Errno::EBUSY);
+    }
+    if enable && !process.queues.is_empty() {
+        return Err(Errno::EEXIST);
     }
     process.runtime_enabled = enable;
     Ok(())

@@ -95,6 +95,14 @@ impl Profile {
         self.property("num_xcc").max(1)
     }
 
+    /// The register that says how addresses are spread over the memory.
+    pub fn gb_addr_config(&self) -> u32 {
+        match self.property("gfx_target_version") {
+            90010 => 0x2201_4042,
+            _ => 0x2a11_4042,
+        }
+    }
+
     /// SDMA engines that are for XGMI only.
     pub fn sdma_xgmi_engines(&self) -> u32 {
         self.small("num_sdma_xgmi_engines")

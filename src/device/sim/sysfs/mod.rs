@@ -86,8 +86,8 @@ const CPU_CLOCK: u64 = 2450;
 /// The memory of a CPU node.
 const CPU_MEMORY: u64 = 256 << 30;
 
-/// So many caches of a node have files. A GPU has hundreds; nobody reads them, and making their
-/// directories takes longer than all the rest.
+/// So many caches of a node have files on disk. A GPU has hundreds; libhsakmt alone reads them, from
+/// the kernel, and making their directories takes longer than all the rest.
 const MOST_CACHES: usize = 16;
 
 mod link {
@@ -119,9 +119,9 @@ pub(super) struct TopologyFile {
 }
 
 impl SimHost {
-    /// What `/sys/class/kfd/kfd/topology` of this machine has.
+    /// All that `/sys/class/kfd/kfd/topology` of this machine has.
     pub(super) fn topology_files(&self) -> Vec<TopologyFile> {
-        Tree { machine: self.machine(), gpu_ids: self.gpu_ids() }.files()
+        Tree { machine: self.machine(), gpu_ids: self.gpu_ids() }.files(usize::MAX)
     }
 
     /// Writes into `dir` what `/sys/class/kfd/kfd/topology` of this machine has.
@@ -144,10 +144,10 @@ struct Tree<'a> {
 
 impl Tree<'_> {
     fn write(&self, dir: &Path) -> Result<(), SysfsError> {
-        self.files().iter().try_for_each(|file| put(&dir.join(&file.path), &file.text))
+        self.files(MOST_CACHES).iter().try_for_each(|file| put(&dir.join(&file.path), &file.text))
     }
 
-    fn files(&self) -> Vec<TopologyFile> {
+    fn files(&self, most_caches: usize) -> Vec<TopologyFile> {
         let platform = "platform_oem 35498446626881\nplatform_id 0\nplatform_rev 1\n";
         let all = [("generation_id", "2\n"), ("system_properties", platform)];
         let of_all = all.map(|(path, text)| TopologyFile {
@@ -157,7 +157,7 @@ impl Tree<'_> {
         });
         let nodes = (0..self.cpus() + self.machine.gpus.len()).flat_map(|node| {
             let guard = self.gpu(node).map(|gpu| gpu.render_minor);
-            let files = self.node(node).into_iter();
+            let files = self.node(node, most_caches).into_iter();
             files.map(move |(path, text)| TopologyFile {
                 path: format!("nodes/{node}/{path}"),
                 text,
@@ -177,7 +177,7 @@ impl Tree<'_> {
     }
 
     /// The files of a node, by their paths in its directory.
-    fn node(&self, node: usize) -> Vec<(String, String)> {
+    fn node(&self, node: usize, most_caches: usize) -> Vec<(String, String)> {
         let gpu = self.gpu(node);
         let id = node.checked_sub(self.cpus()).map_or(0, |gpu| self.gpu_ids[gpu]);
         let mut files = vec![
@@ -194,7 +194,7 @@ impl Tree<'_> {
             }
         }
         let caches = self.value(node, "caches_count");
-        for number in (0..caches).take(MOST_CACHES) {
+        for number in (0..caches).take(most_caches) {
             files.push((format!("caches/{number}/properties"), cache(number, caches)));
         }
         files

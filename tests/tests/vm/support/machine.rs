@@ -18,7 +18,7 @@ use vramstream_tests::{
 use super::Result;
 
 /// The kernel module.
-pub(crate) const MODULE: &str = "/vm/module/amdgpu.ko";
+const MODULE: &str = "/vm/module/amdgpu.ko";
 /// The module as the kernel calls it.
 const NAME: &str = "amdgpu";
 /// Where the daemon meets it.

@@ -6,15 +6,18 @@
 //! | [`container`] | containers of `runc` and `crun`, their checkpoints and restores |
 //! | [`criu`] | the CRIU versions, and their dumps and restores with the plugin |
 //! | [`machine`] | the simulated host behind the kernel's device files |
+//! | [`peer`] | the other one of two machines |
 
 pub(crate) mod case;
 pub(crate) mod container;
 pub(crate) mod criu;
 pub(crate) mod machine;
+pub(crate) mod peer;
 
 pub(crate) use case::{Case, case};
 pub(crate) use criu::{Criu, each_criu};
 pub(crate) use machine::Machine;
+pub(crate) use peer::Peer;
 
 pub(crate) use vramstream_tests::real::Result;
 

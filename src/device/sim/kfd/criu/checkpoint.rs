@@ -115,7 +115,7 @@ fn private_data(process: &KfdProcess, release: KernelRelease) -> Vec<u8> {
     }
     for (id, queue) in process.queues.iter() {
         put(&mut data, &queue_record(process, id, queue));
-        data.extend_from_slice(&queue.mqd);
+        data.extend_from_slice(&queue.saved_mqd());
         data.extend_from_slice(&queue.control_stack);
     }
     for (place, (id, event)) in process.events.iter().enumerate() {
@@ -192,7 +192,7 @@ fn queue_record(process: &KfdProcess, id: u32, queue: &Queue) -> CriuQueuePrivat
         priority: p.priority,
         q_percent: p.percentage,
         doorbell_id: queue.doorbell,
-        gws: 0,
+        gws: queue.gws.into(),
         sdma_id: queue.sdma_id.unwrap_or(0),
         eop_ring_buffer_size: p.eop_size,
         ctx_save_restore_area_size: p.save_size,

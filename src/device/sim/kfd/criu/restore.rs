@@ -291,9 +291,10 @@ fn restore_queue(io: &Io<'_, '_>, data: &mut Private) -> nix::Result<()> {
     let wanted = Some((record.sdma_id, record.doorbell_id));
     let found = places(state, profile, io.pid, place, &properties, wanted)?;
     // A queue that was restored does not hold its buffers.
-    let queue = queue::new_queue(place, properties, found, Vec::new(), profile);
+    let mut queue = queue::new_queue(place, properties, found, Vec::new(), profile);
+    queue.gws = record.gws != 0;
     let process = state.kfd.process(io.pid)?;
-    queue::restore(process, record.q_id, queue, (mqd, control_stack))
+    queue::restore(io.host, (io.pid, process), record.q_id, queue, (mqd, control_stack))
 }
 
 fn restore_event(io: &Io<'_, '_>, data: &mut Private) -> nix::Result<()> {

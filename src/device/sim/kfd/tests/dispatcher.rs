@@ -168,3 +168,54 @@ fn policies_clocks_and_modes() {
     assert_eq!(answer(&*bench.kfd, &RUNTIME_ENABLE, enable), Ok(()));
     assert_eq!(answer(&*bench.kfd, &RUNTIME_ENABLE, enable), Err(Errno::EBUSY));
 }
+
+#[test]
+fn what_the_thunk_asks_of_a_gpu() {
+    let bench = Bench::new(KernelRelease::V6_12);
+    let kfd = &*bench.kfd;
+    let (mut tiles, mut macros) = ([1u32; 33], [1u32; 17]);
+    let tile = GetTileConfig {
+        tile_config_ptr: tiles.as_mut_ptr().expose_provenance() as u64,
+        macro_tile_config_ptr: macros.as_mut_ptr().expose_provenance() as u64,
+        num_tile_configs: 33,
+        num_macro_tile_configs: 5,
+        gpu_id: bench.id(0),
+        ..GetTileConfig::default()
+    };
+    let told = done(kfd, &GET_TILE_CONFIG, tile);
+    assert_eq!((told.num_tile_configs, told.num_macro_tile_configs), (32, 5));
+    assert_eq!(told.gb_addr_config, 0x2201_4042);
+    assert_eq!((tiles[31], tiles[32], macros[4], macros[5]), (0, 1, 0, 1));
+    let nowhere = GetTileConfig { tile_config_ptr: 8, ..tile };
+    assert_eq!(answer(kfd, &GET_TILE_CONFIG, nowhere), Err(Errno::EFAULT));
+    let unknown = GetTileConfig { gpu_id: 1, ..tile };
+    assert_eq!(answer(kfd, &GET_TILE_CONFIG, unknown), Err(Errno::EINVAL));
+
+    let scratch = SetScratchBackingVa { va_addr: 0, gpu_id: bench.id(0), pad: 0 };
+    assert_eq!(answer(kfd, &SET_SCRATCH_BACKING_VA, scratch), Err(Errno::ESRCH));
+    bench.acquire(0, 0).unwrap();
+    assert_eq!(answer(kfd, &SET_SCRATCH_BACKING_VA, scratch), Ok(()));
+
+    let told = done(kfd, &SMI_EVENTS, SmiEvents { gpuid: bench.id(1), anon_fd: 0 });
+    let events = owned(told.anon_fd);
+    let mut bytes = [0; 8];
+    assert_eq!(nix::unistd::read(&events, &mut bytes), Err(Errno::EAGAIN));
+    let unknown = SmiEvents { gpuid: 1, anon_fd: 0 };
+    assert_eq!(answer(kfd, &SMI_EVENTS, unknown), Err(Errno::EINVAL));
+}
+
+#[test]
+fn nobody_is_debugged() {
+    let bench = Bench::new(KernelRelease::V6_12);
+    let other = Bench::of(bench.host.clone(), bench.host.process(Credentials::ROOT));
+    let trap = |bench: &Bench, pid, op| {
+        answer(&*bench.kfd, &DBG_TRAP, DbgTrap { pid, op, ..DbgTrap::default() })
+    };
+    assert_eq!(trap(&bench, 99, 0), Err(Errno::ESRCH));
+    assert_eq!(trap(&bench, other.pid(), 0), Err(Errno::EPERM));
+    assert_eq!(trap(&bench, bench.pid(), 0), Err(Errno::EALREADY));
+    assert_eq!(trap(&bench, bench.pid(), 3), Err(Errno::EINVAL));
+    bench.host.trace(&bench.process, &other.process);
+    assert_eq!(trap(&bench, other.pid(), 3), Err(Errno::EINVAL));
+    assert_eq!(trap(&bench, other.pid(), 99), Err(Errno::EINVAL));
+}

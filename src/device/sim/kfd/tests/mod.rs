@@ -24,6 +24,7 @@ mod mapping;
 mod memory;
 mod queues;
 mod restore;
+mod rings;
 
 const ALL: [KernelRelease; 3] = [KernelRelease::V6_1, KernelRelease::V6_12, KernelRelease::V7_2];
 

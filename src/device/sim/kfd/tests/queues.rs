@@ -184,3 +184,45 @@ fn an_application_starts_on_every_model_and_kernel() {
         }
     }
 }
+
+#[test]
+fn what_few_queues_have() {
+    let (bench, args) = with_buffers(KernelRelease::V6_12);
+    let kfd = &*bench.kfd;
+    let enable = RuntimeEnable { mode_mask: 1, ..RuntimeEnable::default() };
+    let queue_id = done(kfd, &CREATE_QUEUE, args).queue_id;
+    assert_eq!(answer(kfd, &RUNTIME_ENABLE, enable), Err(Errno::EEXIST), "too late");
+    let gws = |queue_id, num_gws| {
+        let args = AllocQueueGws { queue_id, num_gws, first_gws: 7, pad: 0 };
+        let (answer, args) = ioctl(kfd, &ALLOC_QUEUE_GWS, args);
+        answer.map(|()| args.first_gws)
+    };
+    assert_eq!(gws(99, 1), Err(Errno::EINVAL));
+    assert_eq!(gws(queue_id, 0), Err(Errno::EINVAL));
+    assert_eq!(gws(queue_id, 64), Ok(0));
+    assert_eq!(gws(queue_id, 64), Err(Errno::EBUSY));
+    assert_eq!(gws(queue_id, 0), Ok(0));
+
+    let words = [u32::MAX; 4];
+    let cu_mask_ptr = words.as_ptr().expose_provenance() as u64;
+    let mask = |queue_id, num_cu_mask, cu_mask_ptr| {
+        answer(kfd, &SET_CU_MASK, SetCuMask { queue_id, num_cu_mask, cu_mask_ptr })
+    };
+    assert_eq!(mask(queue_id, 128, cu_mask_ptr), Ok(()));
+    assert_eq!(mask(99, 128, cu_mask_ptr), Err(Errno::EFAULT));
+    assert_eq!(mask(queue_id, 128, 8), Err(Errno::EFAULT));
+    for (count, pointer) in [(0, cu_mask_ptr), (31, cu_mask_ptr), (128, 0)] {
+        assert_eq!(mask(queue_id, count, pointer), Err(Errno::EINVAL));
+    }
+
+    let state = |queue_id| {
+        let args =
+            GetQueueWaveState { queue_id, ctl_stack_used_size: 7, ..GetQueueWaveState::default() };
+        let (answer, args) = ioctl(kfd, &GET_QUEUE_WAVE_STATE, args);
+        answer.map(|()| (args.ctl_stack_used_size, args.save_area_used_size))
+    };
+    assert_eq!(state(99), Err(Errno::EFAULT));
+    assert_eq!(state(queue_id), Err(Errno::EINVAL), "it runs");
+    bench.criu(criu_op::PROCESS_INFO).unwrap();
+    assert_eq!(state(queue_id), Ok((0, 0)));
+}
