@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod clients;
+mod containers;
 mod frameworks;
 mod gpus;
 mod pair;
