@@ -17,7 +17,7 @@ use std::{
     process::Command,
 };
 
-use vramstream::abi::{Plain, Request, amdgpu, drm, kfd, request_size};
+use vramstream::abi::{Plain, Request, amdgpu, drm, kfd, relay, request_size};
 
 /// The structures that became longer over the years, which a header may have in a shorter form.
 const GROWN: [&str; 5] = [
@@ -47,6 +47,9 @@ const RENAMED: [(&str, &str); 4] = [
 
 /// Fewer than this, and the headers are so old, or so different, that this test means nothing.
 const FEWEST: Counts = Counts { structures: 45, fields: 240, requests: 38, values: 90 };
+
+/// The project's own: what the kernel module of the virtual machine speaks.
+const RELAY_HEADER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/vm/module/protocol.h");
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Counts {
@@ -138,6 +141,12 @@ fn structures() -> Vec<Structure> {
         drm_amdgpu_info_hw_ip amdgpu::InfoHwIp;
         drm_amdgpu_wait_cs_in amdgpu::WaitCsIn;
         drm_amdgpu_wait_fences_in amdgpu::WaitFencesIn;
+        relay_request relay::RelayRequest;
+        relay_answer relay::RelayAnswer;
+        relay_descriptor relay::RelayDescriptor;
+        relay_sysfs relay::RelaySysfs;
+        relay_export relay::RelayExport;
+        relay_what relay::RelayWhat;
     }
 }
 
@@ -163,6 +172,7 @@ fn requests() -> Vec<Number> {
             GEM_CHANGE_HANDLE;
         "DRM_IOCTL_AMDGPU_" amdgpu: GEM_CREATE GEM_MMAP CTX BO_LIST CS INFO GEM_WAIT_IDLE GEM_VA
             WAIT_CS GEM_OP GEM_USERPTR WAIT_FENCES GEM_LIST_HANDLES;
+        "RELAY_IOC_" relay: IOC_VERSION IOC_SYSFS IOC_NODE IOC_EXPORT IOC_WHAT;
     }
 }
 
@@ -206,6 +216,8 @@ fn values() -> Vec<Number> {
         "AMDGPU_HW_IP_" amdgpu::hw_ip: GFX COMPUTE DMA;
         "AMDGPU_INFO_" amdgpu::info: ACCEL_WORKING HW_IP_INFO HW_IP_COUNT VRAM_GTT DEV_INFO MEMORY;
         "AMDGPU_" amdgpu: FAMILY_AI;
+        "RELAY_" relay: VERSION FIRST_MINOR MINORS;
+        "RELAY_" relay::kind: OPEN IOCTL MMAP CLOSE UNMAP INTERRUPT;
     }
 }
 
@@ -245,8 +257,9 @@ fn answers(mut questions: BTreeMap<String, String>) -> BTreeMap<String, (u64, u6
     for _ in 0..2 {
         let mut text = String::from(
             "#include <stddef.h>\n#include <stdio.h>\n#include <fcntl.h>\n#include <linux/kfd_ioctl.h>\n\
-             #include <drm/amdgpu_drm.h>\nint main(void) {\n",
+             #include <drm/amdgpu_drm.h>\n",
         );
+        writeln!(text, "#include \"{RELAY_HEADER}\"\nint main(void) {{").unwrap();
         let first = text.lines().count() + 1;
         for (key, print) in &questions {
             writeln!(text, "printf(\"%s %llu %llu\\n\", \"{key}\", (unsigned long long){print});")

@@ -246,6 +246,13 @@ impl SimulatedMachine {
         complaints
     }
 
+    /// Kills the daemon: the machine is gone, as if it had lost its power.
+    pub fn kill(&self) -> io::Result<()> {
+        let mut channel = self.channel();
+        channel.child.kill()?;
+        channel.child.wait().map(drop)
+    }
+
     fn channel(&self) -> MutexGuard<'_, Channel> {
         self.channel.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -10,4 +10,5 @@ mod frameworks;
 mod gpus;
 mod pair;
 mod plain;
+mod relay;
 mod support;
