@@ -270,9 +270,15 @@ static int node_mmap(struct file *file, struct vm_area_struct *vma)
 	struct mapping *mapping;
 	int error = -ENOMEM;
 
-	/* No copies of device memory. */
-	if ((vma->vm_flags & (VM_SHARED | VM_MAYWRITE)) == VM_MAYWRITE)
-		return -EINVAL;
+	/*
+	 * No copies of device memory. But libhsakmt maps what the CPU is not to see privately, without
+	 * any access; amdgpu lets it, and so that it stays like that.
+	 */
+	if (is_cow_mapping(vma->vm_flags)) {
+		if (vma->vm_flags & VM_ACCESS_FLAGS)
+			return -EINVAL;
+		vm_flags_clear(vma, VM_MAYWRITE);
+	}
 	request = request_new(RELAY_MMAP, node->cookie, 0);
 	mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
 	if (!request || !mapping)
