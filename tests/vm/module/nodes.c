@@ -270,7 +270,12 @@ static int node_mmap(struct file *file, struct vm_area_struct *vma)
 	struct mapping *mapping;
 	int error = -ENOMEM;
 
-	/* No copies of device memory. */
+	/*
+	 * No copies of device memory. What libhsakmt keeps from the CPU it maps privately and without any
+	 * access, and amdgpu lets it, as what can never be written.
+	 */
+	if (!node->is_kfd && !(vma->vm_flags & VM_ACCESS_FLAGS))
+		vm_flags_clear(vma, VM_MAYWRITE);
 	if ((vma->vm_flags & (VM_SHARED | VM_MAYWRITE)) == VM_MAYWRITE)
 		return -EINVAL;
 	request = request_new(RELAY_MMAP, node->cookie, 0);
