@@ -1,94 +1,112 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0 */
 /*
- * An application on libhsakmt, to be checkpointed: memory of every kind on each GPU, whose every word
- * it checks again and again; a queue of an SDMA engine that moves what the CPU does not see; events.
+ * hsakmt-app: an application on ROCm's own libhsakmt that is to be checkpointed.
  *
- *   main.c    options, the loop, the status
- *   memory.c  BOs, and what is to be in them
- *   queue.c   SDMA packets, and how their end is waited for
- *   tree.c    children: some that count, one that has a BO of its parent's
+ * It has memory of every kind on each GPU, events, and an SDMA queue per GPU. Round by round it checks
+ * all that it has, changes a part, and says how far it is. Nothing here knows of checkpoints.
+ *
+ *  options   the command line
+ *  report    the status file, and the end when something is wrong
+ *  gpu       libhsakmt, and its GPUs
+ *  buffer    memory, and what must be in it
+ *  queue     user queues of SDMA engines
+ *  event     events, and what they must be
+ *  share     memory of a GPU that two processes have
+ *  children  processes without GPUs
  */
-#ifndef APP_H
-#define APP_H
+#ifndef HSAKMT_APP_H
+#define HSAKMT_APP_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#include <hsakmt/hsakmt.h>
+#include <hsakmt.h>
 
-#define MOST_GPUS 16
-#define MOST_BOS 16
-/* A BO is changed in so many parts, one at a time. */
-#define PARTS 8
+#define MOST_GPUS 64
+#define PAGE 4096u
 
-enum kind {
-	/* VRAM that the CPU has mapped. */
-	VISIBLE,
-	/* VRAM that only the GPU sees. */
-	HIDDEN,
-	/* Memory of the host, from the driver. */
-	GTT,
-	/* Memory of the process. */
-	USERPTR,
-	KINDS,
+struct options {
+	/* Where it says how it is. */
+	const char *status;
+	/* So many GPUs; 0: all. */
+	uint32_t gpus;
+	/* Buffers of each kind on each GPU, and their size. */
+	uint32_t buffers;
+	uint32_t bytes;
+	bool queues;
+	/* A second process has a buffer of the first one too. */
+	bool share;
+	uint32_t children;
 };
 
-struct bo {
-	enum kind kind;
-	/* Where GPUs see it, and where the CPU does it too. */
-	uint64_t *at;
-	size_t bytes;
-	/* Tells its pattern from those of others. */
-	uint64_t seed;
-	/* Which generation of its pattern each part has. */
-	uint64_t generation[PARTS];
-};
+void options_parse(struct options *options, int count, char **words);
+
+/* Says in FILE, or FILE.NAME, how far it is. */
+void report_name(const char *status, const char *name);
+void report_ok(uint64_t generation, uint64_t checks);
+/* Says what is wrong, and ends. */
+void wrong(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
+
+/* What libhsakmt is asked for must succeed. */
+#define must(call) must_be(call, #call)
+void must_be(HSAKMT_STATUS status, const char *call);
 
 struct queue {
 	HsaQueueResource resource;
-	uint32_t *ring;
+	uint8_t *ring;
+	/* How far the ring is written, in bytes, ever. */
 	uint64_t written;
-	/* Counts the work that is done, in memory that the CPU sees. */
+	/* Where the engine says that it is done: the number of the last piece of work. */
 	volatile uint64_t *fence;
-	uint64_t fences;
+	uint64_t works;
+	/* Interrupts of the engine. */
 	HsaEvent *done;
 };
 
 struct gpu {
-	unsigned int node;
-	struct bo bos[MOST_BOS];
-	unsigned int count;
+	uint32_t node;
+	uint32_t minor;
 	struct queue queue;
-	/* The CPU's window on hidden memory. */
-	uint64_t *window;
-	HsaEvent *set;
-	HsaEvent *unset;
+	/* Memory that the CPU and the engine see. */
+	uint8_t *bounce;
 };
 
-/* Ends the process: writes why to the status file first. */
-_Noreturn void wrong(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Ends the process if a call of libhsakmt has failed. */
-void must(HSAKMT_STATUS status, const char *call);
+extern struct gpu gpus[MOST_GPUS];
+extern uint32_t gpu_count;
 
-/* memory.c */
-void *allocate(unsigned int node, size_t bytes, enum kind kind, bool executable);
-void memory_init(struct gpu *gpu, size_t bytes, unsigned int of_each, uint64_t seed);
-void memory_change(struct gpu *gpu, uint64_t generation);
-void memory_check(struct gpu *gpu);
-uint64_t pattern(uint64_t seed, uint64_t generation, size_t word);
+void gpus_open(const struct options *options);
+/* Memory of a node, mapped to all GPUs, and to the CPU if so asked. */
+void *gpu_memory(uint32_t node, uint64_t bytes, HsaMemFlags flags);
+/* Host memory for queues and the like. */
+void *host_memory(uint64_t bytes);
 
-/* queue.c */
-void queue_init(struct gpu *gpu);
-void queue_copy(struct gpu *gpu, const void *from, void *to, size_t bytes);
-void queue_fill(struct gpu *gpu, void *at, uint32_t value, size_t bytes);
-/* Waits until all that was queued is done. */
-void queue_finish(struct gpu *gpu);
+void queue_create(struct gpu *gpu);
+/* These return when the engine has done it. */
+void queue_copy(struct gpu *gpu, void *to, const void *from, uint32_t bytes);
+void queue_fill(struct gpu *gpu, void *to, uint32_t value, uint32_t bytes);
 
-/* tree.c */
-void tree_count(unsigned int children, const char *status);
-/* A child that shares a BO; it checks what is in it for as long as its parent lives. */
-void tree_prepare_sharing(void);
-void tree_share(struct gpu *gpu, size_t bytes, const char *status);
+/* The word of a buffer at a place, in a generation of its contents. */
+uint64_t pattern(uint32_t buffer, uint64_t generation, uint64_t place);
+
+void buffers_create(const struct options *options);
+/* Checks all words; returns how many. */
+uint64_t buffers_check(uint64_t generation);
+/* Changes a part of each: their contents are those of this generation then. */
+void buffers_change(uint64_t generation);
+
+void events_create(void);
+uint64_t events_check(uint64_t generation);
+void events_change(uint64_t generation);
+
+/* Before the GPUs are opened. In the child it does not return. */
+void share_begin(const struct options *options);
+/* Gives the child a buffer. */
+void share_give(const struct options *options);
+/* Checks its contents. */
+uint64_t share_check(void);
+
+/* Before the GPUs are opened. In the children it does not return. */
+void children_start(const struct options *options);
 
 #endif

@@ -1,127 +1,109 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
-/* A user queue of an SDMA engine. Packets as in Linux's sdma_v4_0.c and vega10_sdma_pkt_open.h. */
+/*
+ * User queues of SDMA engines: packets in a ring, a doorbell, and a fence in memory at which the CPU
+ * looks. Each piece of work is done before the next: what is to be shown is that a queue goes on after
+ * it was stopped at any place.
+ */
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "app.h"
 
-#define RING_BYTES (64 << 10)
-#define MOST_BYTES (1 << 20)
+#define RING_BYTES (64u << 10)
+/* The most bytes that each engine copies or fills with one packet. */
+#define PACKET_BYTES (1u << 20)
 
-#define OP_COPY 1
-#define OP_FENCE 5
-#define OP_TRAP 6
-#define OP_FILL (11 | 2u << 30)
+enum { OP_COPY = 1, OP_FENCE = 5, OP_TRAP = 6, OP_FILL = 11 };
+#define FILL_WORDS_OF_32 (2u << 30)
 
-/* The machine may be slow; an engine that needs longer hangs. */
-#define PATIENCE_S 120
-
-static uint32_t low(const volatile void *at)
+void queue_create(struct gpu *gpu)
 {
-	return (uint32_t)(uintptr_t)at;
-}
-
-static uint32_t high(const volatile void *at)
-{
-	return (uint32_t)((uintptr_t)at >> 32);
-}
-
-void queue_init(struct gpu *gpu)
-{
-	struct queue *queue = &gpu->queue;
 	HsaEventDescriptor descriptor = { .EventType = HSA_EVENTTYPE_SIGNAL, .NodeId = gpu->node };
+	struct queue *queue = &gpu->queue;
+	uint8_t *page;
 
-	queue->ring = allocate(gpu->node, RING_BYTES, GTT, true);
-	memset(queue->ring, 0, RING_BYTES);
-	queue->fence = allocate(gpu->node, 4096, GTT, false);
-	*queue->fence = 0;
-	must(hsaKmtCreateEvent(&descriptor, false, false, &queue->done), "hsaKmtCreateEvent");
+	queue->ring = host_memory(RING_BYTES);
+	page = host_memory(PAGE);
+	memset(page, 0, PAGE);
+	queue->fence = (volatile uint64_t *)page;
+	must(hsaKmtCreateEvent(&descriptor, false, false, &queue->done));
 	must(hsaKmtCreateQueue(gpu->node, HSA_QUEUE_SDMA, 100, HSA_QUEUE_PRIORITY_NORMAL, queue->ring,
-			       RING_BYTES, NULL, &queue->resource),
-	     "hsaKmtCreateQueue");
+			       RING_BYTES, NULL, &queue->resource));
 }
 
-static double now(void)
+static void put(struct queue *queue, const uint32_t *words, uint32_t count)
 {
-	struct timespec time;
+	uint32_t i;
 
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec / 1e9;
-}
-
-/* Waits for room in the ring: packets wait in it until the engine has read them. */
-static void wait_for_room(struct gpu *gpu, size_t bytes)
-{
-	struct queue *queue = &gpu->queue;
-	double until = now() + PATIENCE_S;
-
-	while (queue->written + bytes - *(volatile uint64_t *)queue->resource.Queue_read_ptr_aql > RING_BYTES) {
-		if (now() > until)
-			wrong("node %u: the ring stays full", gpu->node);
-		usleep(200);
+	/* A packet does not go over the end of the ring: before it is what does nothing, a zero a word. */
+	while (queue->written % RING_BYTES + count * 4 > RING_BYTES) {
+		memset(queue->ring + queue->written % RING_BYTES, 0, 4);
+		queue->written += 4;
 	}
+	for (i = 0; i < count; i++, queue->written += 4)
+		memcpy(queue->ring + queue->written % RING_BYTES, &words[i], 4);
 }
 
-static void put(struct gpu *gpu, const uint32_t *words, size_t count)
+static uint32_t low(uint64_t value)
 {
-	struct queue *queue = &gpu->queue;
-	size_t i;
-
-	wait_for_room(gpu, count * sizeof(*words));
-	for (i = 0; i < count; i++)
-		queue->ring[(queue->written / sizeof(*words) + i) % (RING_BYTES / sizeof(*words))] = words[i];
-	queue->written += count * sizeof(*words);
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	*(volatile uint64_t *)queue->resource.Queue_write_ptr_aql = queue->written;
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
-	*(volatile uint64_t *)queue->resource.Queue_DoorBell_aql = queue->written;
+	return value;
 }
 
-void queue_copy(struct gpu *gpu, const void *from, void *to, size_t bytes)
+static uint32_t high(uint64_t value)
 {
-	size_t at, piece;
+	return value >> 32;
+}
 
-	for (at = 0; at < bytes; at += piece) {
-		const char *source = (const char *)from + at;
-		char *target = (char *)to + at;
+static void ring(struct queue *queue)
+{
+	__atomic_store_n(queue->resource.Queue_write_ptr_aql, queue->written, __ATOMIC_RELEASE);
+	__atomic_store_n(queue->resource.Queue_DoorBell_aql, queue->written, __ATOMIC_RELEASE);
+}
 
-		piece = bytes - at < MOST_BYTES ? bytes - at : MOST_BYTES;
-		put(gpu,
-		    (const uint32_t[]){ OP_COPY, piece - 1, 0, low(source), high(source), low(target),
-					high(target) },
-		    7);
+/* Every second piece of work raises an interrupt, and the process sleeps until that. */
+static void finish(struct queue *queue)
+{
+	uint64_t fence = (uintptr_t)queue->fence, slot = queue->done->EventData.HWData2;
+	uint32_t work = ++queue->works, event = queue->done->EventId;
+	const uint32_t end[] = { OP_FENCE, low(fence), high(fence), work };
+	const uint32_t interrupt[] = { OP_FENCE, low(slot), high(slot), event, OP_TRAP, event };
+	const struct timespec moment = { .tv_nsec = 100000 };
+
+	put(queue, end, 4);
+	if (work % 2) {
+		put(queue, interrupt, 4);
+		put(queue, interrupt + 4, 2);
 	}
+	ring(queue);
+	if (work % 2)
+		must(hsaKmtWaitOnEvent(queue->done, HSA_EVENTTIMEOUT_INFINITE));
+	while (*(volatile uint32_t *)queue->fence != work)
+		nanosleep(&moment, NULL);
+	__atomic_thread_fence(__ATOMIC_ACQUIRE);
 }
 
-void queue_fill(struct gpu *gpu, void *at, uint32_t value, size_t bytes)
+void queue_copy(struct gpu *gpu, void *to, const void *from, uint32_t bytes)
 {
-	size_t done, piece;
+	uint64_t source = (uintptr_t)from, target = (uintptr_t)to;
 
-	for (done = 0; done < bytes; done += piece) {
-		char *target = (char *)at + done;
+	while (bytes) {
+		uint32_t count = bytes < PACKET_BYTES ? bytes : PACKET_BYTES;
+		const uint32_t copy[] = { OP_COPY,	count - 1,   0,	 low(source), high(source),
+					  low(target), high(target) };
 
-		piece = bytes - done < MOST_BYTES ? bytes - done : MOST_BYTES;
-		put(gpu, (const uint32_t[]){ OP_FILL, low(target), high(target), value, piece - 1 }, 5);
+		put(&gpu->queue, copy, 7);
+		source += count;
+		target += count;
+		bytes -= count;
 	}
+	finish(&gpu->queue);
 }
 
-/* A fence that counts, one that names the event, and the interrupt that signals it. */
-void queue_finish(struct gpu *gpu)
+void queue_fill(struct gpu *gpu, void *to, uint32_t value, uint32_t bytes)
 {
-	struct queue *queue = &gpu->queue;
-	volatile uint32_t *mailbox = (volatile uint32_t *)(uintptr_t)queue->done->EventData.HWData2;
-	double until = now() + PATIENCE_S;
-	uint32_t id = queue->done->EventId;
+	uint64_t target = (uintptr_t)to;
+	const uint32_t fill[] = { OP_FILL | FILL_WORDS_OF_32, low(target), high(target), value, bytes - 1 };
 
-	queue->fences++;
-	put(gpu, (const uint32_t[]){ OP_FENCE, low(queue->fence), high(queue->fence), queue->fences }, 4);
-	put(gpu, (const uint32_t[]){ OP_FENCE, low(mailbox), high(mailbox), id }, 4);
-	put(gpu, (const uint32_t[]){ OP_TRAP, id }, 2);
-	while ((uint32_t)*queue->fence != (uint32_t)queue->fences) {
-		hsaKmtWaitOnEvent(queue->done, 1000);
-		if (now() > until)
-			wrong("node %u: the engine did %lu of %lu", gpu->node, (unsigned long)*queue->fence,
-			      queue->fences);
-	}
+	put(&gpu->queue, fill, 5);
+	finish(&gpu->queue);
 }

@@ -1,69 +1,81 @@
-//! `hsakmt-app`: an application on real libhsakmt (`tests/vm/app`), before and after its restore.
+//! The application on real libhsakmt, `tests/vm/app`: whether it goes on, and what it has.
+//!
+//! It checks all of its memory and its events itself, round after round. What is looked at from outside is
+//! what it cannot see: mappings, descriptors, and the driver's side.
 
 use std::{
-    collections::BTreeMap,
-    fs::{self, File},
-    os::unix::fs::FileTypeExt,
+    fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
 
-use vramstream_tests::real::{
-    process::{Process, alive, kill_pid, session_members, tail},
-    wait_for,
+use vramstream_tests::{
+    machine::SimulatedMachine,
+    real::{
+        process::{Process, alive, kill_pid, session_members, tail},
+        wait_for,
+    },
 };
 
-use super::{Case, Machine, Result};
+use super::{Case, Result};
 
 const PROGRAM: &str = "/vm/app/hsakmt-app";
-/// For what is slow because the machine is.
-const PATIENCE: Duration = Duration::from_secs(180);
+/// For a round, and for all to begin; the machine is slow.
+const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The application; killed on drop.
+/// It, before its dump and after its restore; killed on drop.
 #[derive(Debug)]
 pub(crate) struct App {
     started: Process,
     pid: u32,
     restored: bool,
-    status: PathBuf,
+    /// One of each of its processes that reports.
+    status: Vec<PathBuf>,
     log: PathBuf,
-    /// What its children report in: by the ends of the files' names.
-    children: Vec<String>,
 }
 
-/// What of it must be the same after a restore.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct State {
-    /// Address, size and flags of each BO.
-    bos: Vec<(u64, u64, u32)>,
-    /// Number of each queue, and whether it runs.
-    queues: Vec<(u32, bool)>,
-    /// Number and kind of each event.
-    events: Vec<String>,
-    /// Its descriptors, by number; devices by their place among those of the machine.
-    descriptors: BTreeMap<u32, String>,
-    /// Mappings of devices: addresses, rights, device.
-    mappings: Vec<String>,
+/// What it has on a machine, as long as it goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// Its descriptors, those of render nodes without their number.
+    pub(crate) descriptors: Vec<String>,
+    /// Its mappings of devices: address, access and what is mapped there.
+    pub(crate) mappings: Vec<String>,
+    /// Its BOs but for their contents, its queues and its events but for their state.
+    pub(crate) driver: Vec<String>,
 }
 
 impl App {
-    /// Starts it with these words, and waits until it has checked all of its memory.
-    pub(crate) fn start(case: &Case, words: &[&str]) -> Result<Self> {
-        let dir = case.dir("app")?;
-        let (status, log) = (dir.join("status"), case.log("app.log")?);
-        let said = File::create(&log)?;
+    /// Starts it with these options, and waits until it runs.
+    pub(crate) fn start(case: &Case, options: &[&str]) -> Result<Self> {
+        let (dir, log) = (case.dir("app")?, case.log("app.log")?);
+        let said = fs::File::create(&log)?;
         // A session of its own.
         let mut command = Command::new("setsid");
-        command.arg(PROGRAM).arg("--status").arg(&status).args(words).current_dir("/");
-        command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said);
+        command.arg(PROGRAM).arg("--status").arg(dir.join("status")).args(options);
+        command.current_dir("/").stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said);
         let started = Process::start("the application", &mut command)?;
-        let count = words.iter().skip_while(|&&word| word != "--children").nth(1);
-        let count: u32 = count.map_or(Ok(0), |count| count.parse())?;
-        let mut children: Vec<_> = (0..count).map(|child| child.to_string()).collect();
-        children.extend(words.contains(&"--share").then(|| "shared".to_owned()));
+        let mut status = vec![dir.join("status")];
+        let mut words = options.iter();
+        while let Some(&word) = words.next() {
+            if word == "--share" {
+                status.push(dir.join("status.second"));
+            }
+            if word == "--children" {
+                let children: u32 = words.next().ok_or("how many children?")?.parse()?;
+                status.extend((0..children).map(|n| dir.join(format!("status.child{n}"))));
+            }
+        }
         let pid = started.pid();
-        let mut app = Self { started, pid, restored: false, status, log, children };
+        let mut app = Self { started, pid, restored: false, status, log };
+        wait_for("the application's first rounds", PATIENCE, || {
+            if let Some(status) = app.started.ended()? {
+                let said = tail(&app.log, "", 10);
+                return Err(format!("the application has ended: {status}\n{said}").into());
+            }
+            Ok(app.status.iter().all(|path| path.exists()).then_some(()))
+        })?;
         app.goes_on()?;
         Ok(app)
     }
@@ -73,80 +85,34 @@ impl App {
         self.pid
     }
 
-    /// Waits until it, and each of its children, has gone through three more rounds; fails if it says
-    /// that something is wrong.
-    pub(crate) fn goes_on(&mut self) -> Result<()> {
-        let files = self.children.iter().map(|child| {
-            let name = format!("{}.{child}", self.status.display());
-            PathBuf::from(name)
-        });
-        let files: Vec<_> = files.chain([self.status.clone()]).collect();
-        for file in files {
-            let before = round(&file)?.unwrap_or(0);
-            wait_for("the application to go on", PATIENCE, || {
-                let ended =
-                    if self.restored { !alive(self.pid) } else { self.started.ended()?.is_some() };
-                let now = round(&file)?;
-                if ended {
-                    let said = tail(&self.log, "", 10);
-                    return Err(format!("the application has ended\n{said}").into());
-                }
-                Ok(now.filter(|&now| now >= before + 3).map(drop))
-            })
-            .map_err(|error| format!("{}: {error}", file.display()))?;
-        }
-        Ok(())
-    }
-
-    /// What there is of it now.
-    pub(crate) fn state(&self, machine: &Machine) -> Result<State> {
-        let mut places = BTreeMap::from([("/dev/kfd".to_owned(), "kfd".to_owned())]);
-        for (place, gpu) in machine.spec().machine().gpus.iter().enumerate() {
-            places.insert(gpu.render_node().display().to_string(), format!("GPU {place}"));
-        }
-        let name = |path: &str| -> Result<String> {
-            let device = path.starts_with("/dev/kfd") || path.starts_with("/dev/dri/");
-            match places.get(path) {
-                Some(place) => Ok(place.clone()),
-                None if device => Err(format!("{path} is no device of this machine").into()),
-                None => Ok(path.to_owned()),
+    /// Waits until each of its processes has checked all that it has some times more, and fails if one of
+    /// them has found something wrong.
+    pub(crate) fn goes_on(&self) -> Result<()> {
+        let at = |path: &PathBuf| generation(path);
+        let before = self.status.iter().map(at).collect::<Result<Vec<_>>>()?;
+        wait_for("the application to go on", PATIENCE, || {
+            if !alive(self.pid) {
+                let said = tail(&self.log, "", 10);
+                return Err(format!("the application has ended\n{said}").into());
             }
-        };
-        let mut descriptors = BTreeMap::new();
-        for entry in fs::read_dir(format!("/proc/{}/fd", self.pid))? {
-            let entry = entry?;
-            let number = entry.file_name().to_string_lossy().parse()?;
-            let target = fs::read_link(entry.path())?.display().to_string();
-            // Pipes and sockets have other numbers afterwards.
-            let target = target.split(":[").next().unwrap_or_default().to_owned();
-            descriptors.insert(number, name(&target)?);
-        }
-        let mut mappings = Vec::new();
-        for line in fs::read_to_string(format!("/proc/{}/maps", self.pid))?.lines() {
-            let words: Vec<_> = line.split_ascii_whitespace().collect();
-            let [range, rights, _, _, _, path] = words.as_slice() else { continue };
-            let is_device = |path: &Path| {
-                path.metadata().is_ok_and(|metadata| metadata.file_type().is_char_device())
-            };
-            if is_device(Path::new(path)) {
-                mappings.push(format!("{range} {rights} {}", name(path)?));
-            }
-        }
-        let bos = machine.bos(self.pid)?;
-        let events = machine.ask(&format!("events {}", self.pid))?;
-        let number_and_kind = |line: &String| {
-            line.rsplit_once(' ').map_or(line.clone(), |(event, _)| event.to_owned())
-        };
-        Ok(State {
-            bos: bos.iter().map(|bo| (bo.va, bo.size, bo.flags)).collect(),
-            queues: machine.queues(self.pid)?,
-            events: events.iter().map(number_and_kind).collect(),
-            descriptors,
-            mappings,
+            let now = self.status.iter().map(at).collect::<Result<Vec<_>>>()?;
+            // The first round may have begun before the call.
+            Ok(now.iter().zip(&before).all(|(now, before)| *now >= before + 3).then_some(()))
         })
+        .map_err(|error| format!("{error}\n{}", self.places()).into())
     }
 
-    /// Waits until a successful dump has ended it, and its number is free again.
+    /// Where its processes are, for a message.
+    fn places(&self) -> String {
+        let members = session_members(self.pid).unwrap_or_default();
+        let place = |pid: &u32| {
+            let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+            format!("{pid}: {} {}\n{}", read("stat"), read("syscall"), read("stack"))
+        };
+        members.iter().map(place).collect()
+    }
+
+    /// Waits until a successful dump has ended all of it, and its numbers are free again.
     pub(crate) fn gone(&mut self) -> Result<()> {
         if !self.restored {
             self.started.wait(PATIENCE)?;
@@ -156,48 +122,85 @@ impl App {
         })
     }
 
-    /// Takes note that a restore made it again.
-    pub(crate) fn set_restored(&mut self) {
-        self.restored = true;
+    /// Ends it.
+    pub(crate) fn end(mut self) -> Result<()> {
+        self.clear()
     }
 
-    /// Kills it, and waits for its end.
-    pub(crate) fn kill(mut self) -> Result<()> {
+    /// Ends it, for it to be restored.
+    pub(crate) fn clear(&mut self) -> Result<()> {
         for pid in session_members(self.pid)? {
             kill_pid(pid)?;
         }
         self.gone()
     }
-}
 
-impl State {
-    /// The same on a machine whose GPUs have other places.
-    pub(crate) fn assert_is(&self, other: &State, moved: bool) {
-        let places = |state: &State| -> Vec<String> {
-            let mut seen = Vec::new();
-            let mut place = |name: &str| {
-                let known = seen.iter().position(|known| known == name);
-                let at = known.unwrap_or_else(|| {
-                    seen.push(name.to_owned());
-                    seen.len() - 1
-                });
-                format!("the GPU {at} of it")
+    /// Takes note that a restore made it again.
+    pub(crate) fn set_restored(&mut self) {
+        self.restored = true;
+    }
+
+    /// What it has on this machine.
+    pub(crate) fn facts(&self, machine: &SimulatedMachine) -> Result<Facts> {
+        let (pid, places) = (self.pid, machine.places(self.pid)?);
+        let mut descriptors = Vec::new();
+        for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+            let entry = entry?;
+            // It writes its report while we look.
+            let Ok(link) = fs::read_link(entry.path()) else { continue };
+            let link = link.display().to_string();
+            if link.contains("/status") {
+                continue;
+            }
+            let what = link.trim_end_matches(|c: char| link.starts_with("/dev/dri") && c.is_numeric());
+            descriptors.push(format!("{} {what}", entry.file_name().display()));
+        }
+        descriptors.sort();
+
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        let mut mappings = Vec::new();
+        for line in maps.lines().filter(|line| line.contains(" /dev/")) {
+            let words: Vec<&str> = line.split_ascii_whitespace().collect();
+            let [range, access, offset, _, _, path] = words.as_slice() else {
+                return Err(format!("what is mapped is not /dev's: {line}").into());
             };
-            let mut renamed = |text: &str| match text.find("GPU ") {
-                Some(at) if moved => format!("{}{}", &text[..at], place(&text[at..])),
-                _ => text.to_owned(),
+            let Some(minor) = path.strip_prefix("/dev/dri/renderD") else {
+                mappings.push(format!("{range} {access} {path}"));
+                continue;
             };
-            let descriptors = state.descriptors.iter();
-            let mut all: Vec<String> = descriptors
-                .map(|(number, target)| format!("{number} {}", renamed(target)))
-                .collect();
-            all.extend(state.mappings.iter().map(|mapping| renamed(mapping)));
-            all
-        };
-        assert_eq!(places(self), places(other), "descriptors and mappings");
-        assert_eq!(self.bos, other.bos, "BOs");
-        assert_eq!(self.queues, other.queues, "queues");
-        assert_eq!(self.events, other.events, "events");
+            let at = range.split_once('-').ok_or("no range")?.0;
+            let (at, offset) = (u64::from_str_radix(at, 16)?, u64::from_str_radix(offset, 16)?);
+            let minor: u32 = minor.parse()?;
+            let bo = places.iter().find(|bo| bo.minor == minor && bo.offset == offset);
+            let bo = bo.ok_or_else(|| format!("this is of no BO: {line}\n{places:x?}"))?;
+            mappings.push(format!("{range} {access} BO at {:#x}, mapped at {at:#x}", bo.va));
+        }
+
+        let mut driver = Vec::new();
+        for bo in machine.bos(pid)? {
+            let place = places.iter().find(|place| place.va == bo.va).ok_or("a BO is nowhere")?;
+            let (va, size) = (bo.va, bo.size);
+            let of = format!("{} {:#x} {:#x}", bo.gpu_id, bo.handle, bo.flags);
+            driver.push(format!("BO {va:#x} {size:#x} {of} on {:?}", place.mapped));
+        }
+        for (id, _) in machine.queues(pid)? {
+            driver.push(format!("queue {id}"));
+        }
+        for event in machine.ask(&format!("events {pid}"))? {
+            let words: Vec<&str> = event.split(' ').collect();
+            driver.push(format!("event {} of kind {}", words[0], words[1]));
+        }
+        Ok(Facts { descriptors, mappings, driver })
+    }
+
+    /// Whether all of its queues run.
+    pub(crate) fn queues_run(&self, machine: &SimulatedMachine) -> Result<()> {
+        let left = machine.left_stopped()?;
+        let queues = machine.queues(self.pid)?;
+        if left.is_empty() && queues.iter().all(|&(_, runs)| runs) {
+            return Ok(());
+        }
+        Err(format!("its queues do not run: {queues:?}, {left:?}").into())
     }
 }
 
@@ -206,15 +209,17 @@ impl Drop for App {
         for pid in session_members(self.pid).unwrap_or_default() {
             let _ = kill_pid(pid);
         }
+        // The machine cannot be stopped while it is there.
+        let _ = self.gone();
     }
 }
 
-/// How many rounds a status file tells of.
-fn round(status: &Path) -> Result<Option<u64>> {
-    let text = fs::read_to_string(status).unwrap_or_default();
-    match text.trim().split_once(' ') {
-        None => Ok(None),
-        Some(("ok", count)) => Ok(Some(count.parse()?)),
-        Some(_) => Err(text.trim().into()),
+/// How far a process says that it is.
+fn generation(status: &Path) -> Result<u64> {
+    let line = fs::read_to_string(status)?;
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    match words.as_slice() {
+        ["ok", generation, _] => Ok(generation.parse()?),
+        _ => Err(format!("{}: {line}", status.display()).into()),
     }
 }
