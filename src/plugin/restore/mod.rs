@@ -43,7 +43,6 @@ pub(super) struct Restore {
     renders: Vec<render::Render>,
     /// Render nodes that are being restored before CRIU asks for them.
     under_way: Vec<u32>,
-    chain: vma::Chain,
 }
 
 /// A process whose GPU state is there again.
@@ -143,6 +142,6 @@ impl Restore {
         offset: u64,
     ) -> Result<Option<Moved>> {
         let Some(device) = vma::device(path) else { return Ok(None) };
-        vma::update(&mut self.chain, (&self.processes, &self.renders), cx, device, offset)
+        vma::update((&self.processes, &self.renders), cx, device, offset)
     }
 }

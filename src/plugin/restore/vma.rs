@@ -4,21 +4,18 @@
 //! found wherever in the BO it begins, whether it was split, and however often the BO is mapped. The
 //! BO has another place in the new device's space.
 //!
-//! CRIU maps a run of mappings of one file from one descriptor: it takes the first that it is given,
-//! closes it after the last, and ignores the others, which nobody would close. Whether a run goes on
-//! shows in the descriptors of the task: CRIU opens a file where another run begins. So a
-//! descriptor is given for the first mapping of a run alone.
+//! CRIU knows the file of a mapped character device by a number of its own for each mapping: so it
+//! takes the descriptor that it is given for a mapping, and closes it after that one. Where it is given
+//! none it opens the path, which is another open file, and has no access to the BO.
 
-use std::os::fd::{AsRawFd, OwnedFd};
-
-use nix::unistd::dup;
+use std::os::fd::OwnedFd;
 
 use super::{
     super::{
         context::Context,
         error::{Error, Result},
     },
-    Restored, Stored,
+    Restored,
     render::Render,
 };
 use crate::device::DeviceKind;
@@ -36,8 +33,7 @@ const KFD_EVENTS: u64 = 2;
 pub(in crate::plugin) struct Moved {
     /// Where in the device's mmap space.
     pub offset: u64,
-    /// What to map, if CRIU is to be given a descriptor; else it goes by the path, or by the
-    /// descriptor that it has been given.
+    /// What to map, if CRIU is to be given a descriptor; else it goes by the path.
     pub file: Option<OwnedFd>,
 }
 
@@ -54,36 +50,8 @@ pub(super) fn device(path: &str) -> Option<DeviceKind> {
     }
 }
 
-/// The run of mappings that CRIU is in.
-#[derive(Debug, Default)]
-pub(super) struct Chain {
-    device: Option<DeviceKind>,
-    /// What CRIU was given for it.
-    file: Option<Stored>,
-    /// The lowest descriptor that was free when CRIU had been given the run's.
-    free: Option<i32>,
-}
-
-impl Chain {
-    /// Whether this mapping is of the run that the last one was of; `file` is open.
-    fn goes_on(&self, device: DeviceKind, file: &OwnedFd) -> bool {
-        // `file` has the number that was free, if it still was.
-        self.device == Some(device) && self.free == Some(file.as_raw_fd())
-    }
-
-    fn begins(&mut self, device: DeviceKind, stored: Stored, file: &OwnedFd) {
-        (self.device, self.file, self.free) = (Some(device), Some(stored), lowest_free(file));
-    }
-}
-
-/// The number that the next descriptor will have.
-fn lowest_free(any: &OwnedFd) -> Option<i32> {
-    dup(any).ok().map(|fd| fd.as_raw_fd())
-}
-
 /// See [`Restore::mapping`](super::Restore::mapping).
 pub(super) fn update(
-    chain: &mut Chain,
     (processes, renders): (&[Restored], &[Render]),
     cx: Context<'_>,
     device: DeviceKind,
@@ -98,8 +66,7 @@ pub(super) fn update(
         // No path is one.
         DeviceKind::DmaBuf => Ok(None),
         DeviceKind::Kfd => {
-            // CRIU opens the path, which breaks any run.
-            *chain = Chain::default();
+            // (CRIU opens the path: all files of a process are the same to KFD.)
             if offset >> KFD_TYPE_SHIFT == KFD_EVENTS {
                 return Ok(None);
             }
@@ -125,19 +92,8 @@ pub(super) fn update(
                     Some((render.file, render.moves.find(Some(render.gpu_id), offset)?))
                 })
             });
-            let (stored, new) = found.ok_or_else(nowhere)?;
-            let file = stored.get(cx.host)?;
-            if chain.goes_on(device, &file) {
-                if chain.file != Some(stored) {
-                    return Err(Error::Unsupported(format!(
-                        "a mapping of {device:?} at offset {offset:#x} follows one of another open file of that node: CRIU maps both from one file, which cannot be done"
-                    )));
-                }
-                return Ok(Some(Moved { offset: new, file: None }));
-            }
-            let offset = new;
-            chain.begins(device, stored, &file);
-            Ok(Some(Moved { offset, file: Some(file) }))
+            let (stored, offset) = found.ok_or_else(nowhere)?;
+            Ok(Some(Moved { offset, file: Some(stored.get(cx.host)?) }))
         }
     }
 }

@@ -208,9 +208,8 @@ fn restore_file(plugins: &Plugins, id: c_int) -> (c_int, bool) {
     }
 }
 
-/// A run of mappings of one file, which CRIU makes from one descriptor.
+/// What CRIU makes a mapping from.
 struct Chain {
-    path: String,
     fd: RawFd,
     file: Option<Arc<dyn DeviceFile>>,
     /// What the process has mapped from now on.
@@ -225,17 +224,15 @@ fn mappings(plugins: &Plugins, task: &Task) -> Result<Vec<(Vma, DeviceMemory)>> 
     for vma in &task.vmas {
         if vma.path == OTHER {
             let fd = File::open("/dev/null")?.into_raw_fd();
-            chains.push(Chain { path: OTHER.into(), fd, file: None, now: OTHER.into() });
+            chains.push(Chain { fd, file: None, now: OTHER.into() });
             continue;
         }
         let (ret, offset, fd) = update(plugins, vma);
         say(&format!("UPDATE_VMA_MAP {}:{:#x} = {ret} fd={}", vma.path, vma.address, fd.min(0)));
         let offset = if ret == 1 { offset } else { vma.offset };
-        // A mapping of the same file as the one before is made from that one's descriptor, and what
-        // was given for this one is not used, and not closed.
-        if chains.last().is_none_or(|chain| chain.path != vma.path) {
-            chains.push(begin(&system, vma, fd)?);
-        }
+        // CRIU gives each mapping of a device a file of its own (`file-ids.c`), so that none is made
+        // from the descriptor of another.
+        chains.push(begin(&system, vma, fd)?);
         planned.push((Vma { offset, ..vma.clone() }, chains.len() - 1));
     }
     let mut done = Vec::new();
@@ -248,7 +245,7 @@ fn mappings(plugins: &Plugins, task: &Task) -> Result<Vec<(Vma, DeviceMemory)>> 
             memory.map_err(|e| format!("Can't map {} at {:#x}: {e}", vma.path, vma.offset))?;
         done.push((vma, memory));
     }
-    // The last mapping of a chain closes its descriptor.
+    // The mapping closes its descriptor.
     for chain in chains.iter().filter(|chain| chain.fd >= 0) {
         // SAFETY: it is CRIU's since the plugin has given it away, or was from the start.
         unsafe { libc::close(chain.fd) };
@@ -269,7 +266,7 @@ fn begin(system: &System, vma: &Vma, fd: RawFd) -> Result<Chain> {
     } else {
         system.driver().open(Path::new(&vma.path)).map_err(failed)?
     };
-    Ok(Chain { path: vma.path.clone(), fd, file: Some(file.into()), now })
+    Ok(Chain { fd, file: Some(file.into()), now })
 }
 
 /// A copy where CRIU would have none: the numbers that are free stay free.
