@@ -2,7 +2,7 @@
 //! their own.
 
 use std::{
-    io,
+    fmt, io,
     os::fd::{BorrowedFd, OwnedFd},
 };
 
@@ -58,4 +58,16 @@ pub(super) trait Host: Send {
 
     /// Counts one more of those.
     fn count_restored(&self);
+
+    /// Starts a process beside its own which does some work. `None` where processes are played.
+    fn beside(&self, work: Work) -> io::Result<Option<Box<dyn Beside>>>;
+}
+
+/// What a process beside CRIU's does, with its end of a socket and a handle of CRIU's process.
+pub(super) type Work = Box<dyn FnOnce(OwnedFd, OwnedFd)>;
+
+/// A process beside CRIU's. Dropping it ends it.
+pub(super) trait Beside: fmt::Debug + Send {
+    /// Our end of the socket.
+    fn socket(&self) -> BorrowedFd<'_>;
 }

@@ -4,6 +4,7 @@
 //!  CRIU ──► edge     C functions, CRIU's symbols; no panic gets out
 //!           Plugin   which hook is whose business: ours, somebody else's, or a failure
 //!           dump     queues stop, state and contents to images, queues run
+//!           guardian queues run although CRIU was killed
 //!           restore  a plan, state and contents into devices, mappings, queues run
 //!           images   a directory, or an image streamer
 //! ```
@@ -20,7 +21,8 @@
 //!
 //! # What it promises
 //!
-//! - Queues are stopped once and started once, on every path; `exit` is the net.
+//! - Queues are stopped once and started once, on every path; `exit` is the net, and the guardian if
+//!   CRIU does not get there.
 //! - A restore knows where everything goes before it touches a device.
 //! - What fails is named, and fails CRIU's command where CRIU lets it; where it does not, it is
 //!   logged as an error.
@@ -38,6 +40,7 @@ mod dump;
 mod edge;
 mod error;
 mod gpus;
+mod guardian;
 mod host;
 mod images;
 mod log;

@@ -1,7 +1,7 @@
 //! The dump: from the first descriptor that CRIU shows to the moment when the queues run again.
 //!
 //! ```text
-//!  DUMP_EXT_FILE /dev/kfd     process   queues stop; state; contents on their way
+//!  DUMP_EXT_FILE /dev/kfd     process   a guardian is told; queues stop; state; contents on their way
 //!  DUMP_EXT_FILE renderD*     render    which GPU it is of; its BOs, when its process is known
 //!  DUMP_EXT_FILE dma-buf      dmabuf    kept
 //!  DUMP_DEVICES_LATE          which BO each dma-buf is of; the contents have been taken, or the dump
@@ -17,6 +17,7 @@ use std::os::fd::BorrowedFd;
 use super::{
     context::Context,
     error::{Error, Result},
+    guardian::Guardian,
     host::NAME,
     settings::Join,
 };
@@ -55,6 +56,8 @@ pub(super) struct Dump {
     processes: Vec<Process>,
     /// Queues that are stopped.
     paused: Vec<Paused<Kfd>>,
+    /// Starts them if nobody else does. (It is dropped after them.)
+    guardian: Guardian,
     /// Contents that the streamer is taking.
     pending: Vec<(String, Pending)>,
     renders: Vec<Render>,
@@ -131,6 +134,7 @@ impl Dump {
                 errors.push(error.into());
             }
         }
+        self.guardian = Guardian::default();
         errors
     }
 

@@ -1,6 +1,9 @@
 //! A process on `/dev/kfd`.
 
-use std::{collections::HashMap, os::fd::BorrowedFd};
+use std::{
+    collections::HashMap,
+    os::fd::{AsFd, BorrowedFd},
+};
 
 use nix::errno::Errno;
 
@@ -75,6 +78,7 @@ impl Dump {
             let what = "another descriptor of a process that was dumped already";
             return self.empty(cx, id, what);
         }
+        self.guardian.watch(cx, kfd.as_fd());
         let paused = match Paused::pause(kfd) {
             Ok(paused) => paused,
             Err(DeviceError::Call { errno: Errno::ENODEV, .. }) => {

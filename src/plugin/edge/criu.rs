@@ -12,7 +12,8 @@ use std::{
 use nix::libc;
 
 use super::{
-    super::host::{Access, Host, NAME},
+    super::host::{Access, Beside, Host, NAME, Work},
+    fork,
     shared::Counter,
 };
 use crate::abi::criu::{Level, Stage, hooks_of, open_flags, service_fd};
@@ -203,5 +204,9 @@ impl Host for Criu {
         if let Some(restored) = &self.restored {
             restored.count();
         }
+    }
+
+    fn beside(&self, work: Work) -> io::Result<Option<Box<dyn Beside>>> {
+        fork::beside(work).map(Some)
     }
 }

@@ -30,6 +30,7 @@ use crate::{
 };
 
 mod criu;
+mod fork;
 mod shared;
 
 use criu::Criu;

@@ -13,7 +13,7 @@ use std::{
 
 use nix::{fcntl::OFlag, unistd::pipe2};
 
-use super::super::host::{Access, Host};
+use super::super::host::{Access, Beside, Host, Work};
 use crate::abi::criu::Level;
 
 /// A CRIU: clones are the same one, in the processes that it forks.
@@ -161,5 +161,9 @@ impl Host for FakeHost {
 
     fn count_restored(&self) {
         self.state().restored += 1;
+    }
+
+    fn beside(&self, _: Work) -> io::Result<Option<Box<dyn Beside>>> {
+        Ok(None)
     }
 }

@@ -334,6 +334,7 @@ static int add_render(struct relay *relay, u32 minor)
 	u32 at = minor - RELAY_FIRST_MINOR;
 	struct device *parent, *device, *card;
 	char name[16];
+	int error;
 
 	if (at >= RELAY_MINORS)
 		return -EINVAL;
@@ -343,6 +344,12 @@ static int add_render(struct relay *relay, u32 minor)
 	parent = root_device_register(name);
 	if (IS_ERR(parent))
 		return PTR_ERR(parent);
+	/* Whose render nodes these are is what clients read there. */
+	error = sysfs_create_link(&parent->kobj, &THIS_MODULE->mkobj.kobj, "driver");
+	if (error) {
+		root_device_unregister(parent);
+		return error;
+	}
 	device = device_create(render_class, parent, MKDEV(RENDER_MAJOR, minor), NULL, "renderD%u", minor);
 	if (IS_ERR(device)) {
 		root_device_unregister(parent);

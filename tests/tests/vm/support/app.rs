@@ -152,7 +152,8 @@ impl App {
             if link.contains("/status") {
                 continue;
             }
-            let what = link.trim_end_matches(|c: char| link.starts_with("/dev/dri") && c.is_numeric());
+            let what =
+                link.trim_end_matches(|c: char| link.starts_with("/dev/dri") && c.is_numeric());
             descriptors.push(format!("{} {what}", entry.file_name().display()));
         }
         descriptors.sort();
