@@ -41,7 +41,9 @@ struct Journey<'a> {
 impl<'a> Journey<'a> {
     fn begin(case: &'a Case, from: &MachineSpec, options: &[&str]) -> Result<Self> {
         let machine = Machine::start(from)?;
-        let app = App::start(case, options)?;
+        let app = App::start(case, options);
+        assert_eq!(mistakes(&machine)?, [""; 0]);
+        let app = app?;
         let had = app.facts(&machine)?;
         assert!(had.mappings.len() > 4, "hardly anything is mapped: {had:#?}");
         Ok(Self { case, machine, app, had, leg: 0 })

@@ -12,4 +12,5 @@ mod gpus;
 mod pair;
 mod plain;
 mod relay;
+mod reports;
 mod support;

@@ -111,8 +111,21 @@ fn comparable(said: &str) -> String {
     parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("N")
 }
 
+/// Whether the plugin said that anything is wrong, in what CRIU says by default.
+pub(crate) fn without_errors(said: &str) -> Result<()> {
+    match said.lines().find(|line| line.contains("vramstream") || line.contains("Error")) {
+        Some(line) => Err(format!("CRIU says {line:?}").into()),
+        None => Ok(()),
+    }
+}
+
 /// Dumps and restores a workload: what CRIU said on standard error.
-fn there_and_back(case: &Case, criu: &Criu, kind: Kind, options: &Options) -> Result<[String; 2]> {
+pub(crate) fn there_and_back(
+    case: &Case,
+    criu: &Criu,
+    kind: Kind,
+    options: &Options,
+) -> Result<[String; 2]> {
     let images = case.dir("images")?;
     let mut workload = start(case, criu, kind)?;
     let dump = criu.dump(case, "dump", workload.target(), &images, options)?;

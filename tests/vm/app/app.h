@@ -35,6 +35,8 @@ struct options {
 	uint32_t buffers;
 	uint32_t bytes;
 	bool queues;
+	/* Memory of the process is a userptr, and not what the driver calls a range. */
+	bool userptr;
 	/* A second process has a buffer of the first one too. */
 	bool share;
 	uint32_t children;

@@ -25,7 +25,7 @@ enum kind {
 	KINDS,
 };
 
-static const char *const names[] = { "visible VRAM", "hidden VRAM", "GTT", "userptr", "filled VRAM" };
+static const char *const names[] = { "visible VRAM", "hidden VRAM", "GTT", "memory of the process", "filled VRAM" };
 
 struct buffer {
 	enum kind kind;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 /* libhsakmt, and its GPUs. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "app.h"
@@ -28,6 +29,8 @@ void gpus_open(const struct options *options)
 	HsaNodeProperties node;
 	uint32_t i;
 
+	/* libhsakmt makes ranges of memory that is registered, where the driver has them. */
+	setenv("HSA_USE_SVM", options->userptr ? "0" : "1", 1);
 	must(hsaKmtOpenKFD());
 	must(hsaKmtAcquireSystemProperties(&system));
 	for (i = 0; i < system.NumNodes && gpu_count < MOST_GPUS; i++) {

@@ -8,7 +8,7 @@
 
 static void usage(void)
 {
-	fprintf(stderr, "usage: hsakmt-app --status FILE [--gpus N] [--buffers N] [--bytes N] [--no-queues]\n"
+	fprintf(stderr, "usage: hsakmt-app --status FILE [--gpus N] [--buffers N] [--bytes N] [--no-queues] [--userptr]\n"
 			"                  [--share] [--children N]\n");
 	exit(2);
 }
@@ -31,6 +31,7 @@ void options_parse(struct options *options, int count, char **words)
 		{ "buffers", required_argument, NULL, 'b' },
 		{ "bytes", required_argument, NULL, 'n' },
 		{ "no-queues", no_argument, NULL, 'q' },
+		{ "userptr", no_argument, NULL, 'u' },
 		{ "share", no_argument, NULL, 'x' },
 		{ "children", required_argument, NULL, 'c' },
 		{ 0 },
@@ -54,6 +55,9 @@ void options_parse(struct options *options, int count, char **words)
 			break;
 		case 'q':
 			options->queues = false;
+			break;
+		case 'u':
+			options->userptr = true;
 			break;
 		case 'x':
 			options->share = true;
