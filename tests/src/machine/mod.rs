@@ -66,6 +66,19 @@ pub struct BoState {
     pub crc: Option<u32>,
 }
 
+/// Where a BO of a process is mapped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BoPlace {
+    /// Where it is in the GPU's address space.
+    pub va: u64,
+    /// The render node of its GPU.
+    pub minor: u32,
+    /// Where it is in the mmap space of that.
+    pub offset: u64,
+    /// The process's names for the GPUs that have it mapped.
+    pub mapped: Vec<u32>,
+}
+
 impl SimulatedMachine {
     /// Starts one.
     pub fn start(spec: &MachineSpec) -> io::Result<Self> {
@@ -176,6 +189,25 @@ impl SimulatedMachine {
         let mut bos = bos.ok_or_else(|| io::Error::other("no BOs"))?;
         bos.sort_by_key(|bo| bo.va);
         Ok(bos)
+    }
+
+    /// Where the BOs of a process are, by address.
+    pub fn places(&self, pid: u32) -> io::Result<Vec<BoPlace>> {
+        let place = |line: &String| {
+            let mut words = line.split_ascii_whitespace();
+            let mut next = || words.next().unwrap_or_default();
+            Some(BoPlace {
+                va: next().parse().ok()?,
+                minor: next().parse().ok()?,
+                offset: next().parse().ok()?,
+                mapped: words.map(|word| word.parse().ok()).collect::<Option<_>>()?,
+            })
+        };
+        let places: Option<Vec<_>> =
+            self.ask(&format!("places {pid}"))?.iter().map(place).collect();
+        let mut places = places.ok_or_else(|| io::Error::other("no places"))?;
+        places.sort_by_key(|place| place.va);
+        Ok(places)
     }
 
     /// Fills all memory of a process that has contents, each BO differently.

@@ -3,6 +3,7 @@
 //! | line | answer |
 //! |---|---|
 //! | `bos PID` | a line for each BO: GPU id, handle, address, size, flags, CRC-32 (`-` where it has no contents) |
+//! | `places PID` | a line for each BO: address, number of its render node, place in the mmap space of that, ids of the GPUs on which it is mapped |
 //! | `fill PID ADDRESS KIND SEED` | nothing; kinds: random, bf16, zeros, half, offsets |
 //! | `queues PID` | a line for each queue: number, GPU id, state, how often it was stopped |
 //! | `events PID` | a line for each event: number, kind, whether it is set |
@@ -57,6 +58,7 @@ impl<'a> Orders<'a> {
         };
         match words.as_slice() {
             ["bos", pid] => bos(host, number(pid)?),
+            ["places", pid] => Ok(host.bos(number(pid)?).iter().map(place).collect()),
             ["fill", pid, address, kind, seed] => {
                 let fill = fill(kind, number(seed)?)?;
                 host.fill_bo(number(pid)?, number(address)?, fill).map_err(|e| e.to_string())?;
@@ -127,6 +129,11 @@ fn bos(host: &SimHost, pid: u32) -> Answer {
         Ok(format!("{} {} {} {} {} {crc}", bo.gpu_id, bo.handle, bo.va, bo.size, bo.flags))
     };
     host.bos(pid).iter().map(line).collect()
+}
+
+fn place(bo: &vramstream::device::sim::BoInfo) -> String {
+    let mapped = bo.mapped.iter().map(|gpu_id| format!(" {gpu_id}"));
+    format!("{} {} {}{}", bo.va, bo.minor, bo.offset, mapped.collect::<String>())
 }
 
 fn fill(kind: &str, seed: u64) -> Result<Fill, String> {

@@ -4,6 +4,7 @@
 //! `long` run only when they are asked for.
 #![forbid(unsafe_code)]
 
+mod app;
 mod clients;
 mod containers;
 mod frameworks;

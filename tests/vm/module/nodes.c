@@ -270,9 +270,15 @@ static int node_mmap(struct file *file, struct vm_area_struct *vma)
 	struct mapping *mapping;
 	int error = -ENOMEM;
 
-	/* No copies of device memory. */
-	if ((vma->vm_flags & (VM_SHARED | VM_MAYWRITE)) == VM_MAYWRITE)
-		return -EINVAL;
+	/*
+	 * No copies of device memory. But libhsakmt maps what the CPU is not to see privately, without
+	 * any access; amdgpu lets it, and so that it stays like that.
+	 */
+	if (is_cow_mapping(vma->vm_flags)) {
+		if (vma->vm_flags & VM_ACCESS_FLAGS)
+			return -EINVAL;
+		vm_flags_clear(vma, VM_MAYWRITE);
+	}
 	request = request_new(RELAY_MMAP, node->cookie, 0);
 	mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
 	if (!request || !mapping)
@@ -328,6 +334,7 @@ static int add_render(struct relay *relay, u32 minor)
 	u32 at = minor - RELAY_FIRST_MINOR;
 	struct device *parent, *device, *card;
 	char name[16];
+	int error;
 
 	if (at >= RELAY_MINORS)
 		return -EINVAL;
@@ -337,6 +344,12 @@ static int add_render(struct relay *relay, u32 minor)
 	parent = root_device_register(name);
 	if (IS_ERR(parent))
 		return PTR_ERR(parent);
+	/* Whose render nodes these are is what clients read there. */
+	error = sysfs_create_link(&parent->kobj, &THIS_MODULE->mkobj.kobj, "driver");
+	if (error) {
+		root_device_unregister(parent);
+		return error;
+	}
 	device = device_create(render_class, parent, MKDEV(RENDER_MAJOR, minor), NULL, "renderD%u", minor);
 	if (IS_ERR(device)) {
 		root_device_unregister(parent);

@@ -55,7 +55,7 @@ mod user;
 
 pub use traffic::Copied;
 use traffic::Traffic;
-pub(super) use user::{Ring, Step, Trouble, UserEngine};
+pub(super) use user::{Ring, SharedRanges, Step, Trouble, UserEngine};
 
 /// How often an engine that hangs looks whether it still does.
 const LOOK: Duration = Duration::from_millis(2);

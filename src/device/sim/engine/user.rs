@@ -26,6 +26,13 @@ const WINDOW: u64 = 256;
 pub(in super::super) struct UserEngine {
     engines: Arc<Engines>,
     vm: Arc<Mutex<Vm>>,
+    ranges: Box<dyn SharedRanges>,
+}
+
+/// Memory of a process that a GPU reaches where the process has it, without a BO.
+pub(in super::super) trait SharedRanges: std::fmt::Debug + Send {
+    /// As an object, and how far into it the address is; `None` if there is none.
+    fn at(&self, va: u64) -> Option<(Arc<Object>, u64)>;
 }
 
 /// What is in a ring.
@@ -70,8 +77,12 @@ struct Stretch {
 }
 
 impl UserEngine {
-    pub(in super::super) fn new(engines: &Arc<Engines>, vm: &Arc<Mutex<Vm>>) -> Self {
-        UserEngine { engines: Arc::clone(engines), vm: Arc::clone(vm) }
+    pub(in super::super) fn new(
+        engines: &Arc<Engines>,
+        vm: &Arc<Mutex<Vm>>,
+        ranges: Box<dyn SharedRanges>,
+    ) -> Self {
+        UserEngine { engines: Arc::clone(engines), vm: Arc::clone(vm), ranges }
     }
 
     /// Executes the first packet of a ring that is not empty.
@@ -229,7 +240,13 @@ impl UserEngine {
     fn stretch(&self, va: u64, written: bool) -> Result<Stretch, Trouble> {
         let vm = self.vm.lock().unwrap_or_else(PoisonError::into_inner);
         let fault = |why: &str| Trouble::Page { va, written, why: why.into() };
-        let (mapped, offset) = vm.lookup(va).ok_or_else(|| fault("nothing is mapped there"))?;
+        let Some((mapped, offset)) = vm.lookup(va) else {
+            drop(vm);
+            let shared = self.ranges.at(va);
+            let (object, offset) = shared.ok_or_else(|| fault("nothing is mapped there"))?;
+            let len = object.size - offset;
+            return Ok(Stretch { object, offset, len });
+        };
         let needed = if written { va_flag::WRITEABLE } else { va_flag::READABLE };
         if mapped.flags & u64::from(needed) == 0 {
             return Err(fault("it is not mapped for this"));

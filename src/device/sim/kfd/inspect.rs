@@ -78,6 +78,10 @@ pub struct BoInfo {
     pub user_address: u64,
     /// The process's names for the GPUs on which it is mapped.
     pub mapped: Vec<u32>,
+    /// The render node of its GPU.
+    pub minor: u32,
+    /// Where it is in the mmap space of that.
+    pub offset: u64,
 }
 
 /// What tests ask.
@@ -131,6 +135,8 @@ impl SimHost {
                 flags: bo.flags,
                 user_address: bo.user_address,
                 mapped: bo.mapped.iter().map(name).collect(),
+                minor: self.shared.machine.gpus[device.gpu].render_minor,
+                offset: bo.object.mmap_offset,
             };
             device.bos.iter().map(info).collect()
         };

@@ -165,7 +165,8 @@ pub(super) fn new_bo(
         flags::VRAM if public => {
             (domain::VRAM, create::CPU_ACCESS_REQUIRED | create::VRAM_WIPE_ON_RELEASE)
         }
-        flags::VRAM => (domain::VRAM, create::NO_CPU_ACCESS | create::VRAM_WIPE_ON_RELEASE),
+        // The CPU may map this as well (Linux 5.14 and later), where the BAR reaches it.
+        flags::VRAM => (domain::VRAM, create::VRAM_WIPE_ON_RELEASE),
         flags::GTT => (domain::GTT, 0),
         _ => (domain::CPU, create::PREEMPTIBLE),
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 
 use super::{
-    super::{KernelRelease, Profile, SimHost},
+    super::{KernelRelease, Profile, SimHost, caller::UserMemory},
     ENOTSUPP, Io,
     gate::Gate,
     memory::DOORBELL_SLICE,
@@ -127,7 +127,7 @@ pub(super) fn create(io: &mut Io<'_, '_>, args: &mut CreateQueue) -> nix::Result
     let process = state.kfd.process(io.pid)?;
     let queue = add(process, queue);
     let id = process.queues.insert(0, QUEUES_END, queue).ok_or(Errno::ENOMEM)?;
-    ring::start(io.host, io.pid, process, id)?;
+    ring::start(io.host, io.pid, process, id, io.call.memory.promised_memory())?;
     args.queue_id = id;
     if let Some(queue) = process.queues.get(id) {
         args.doorbell_offset = queue.doorbell_offset(args.gpu_id);
@@ -148,6 +148,7 @@ pub(super) fn restore(
     id: u32,
     mut queue: Queue,
     (mqd, control_stack): (Vec<u8>, Vec<u8>),
+    memory: Arc<dyn UserMemory>,
 ) -> nix::Result<()> {
     if id >= QUEUES_END {
         return Err(Errno::EINVAL);
@@ -159,7 +160,7 @@ pub(super) fn restore(
     queue.control_stack = control_stack;
     let queue = add(process, queue);
     process.queues.insert_at(id, queue).map_err(|_| Errno::ENOSPC)?;
-    ring::start(host, pid, process, id)
+    ring::start(host, pid, process, id, memory)
 }
 
 pub(super) fn new_queue(

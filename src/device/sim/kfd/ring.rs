@@ -6,8 +6,7 @@
 //!
 //! # Limits
 //!
-//! Each queue has an engine of its own, at no particular speed. Memory that is only an SVM range is
-//! not there for it.
+//! Each queue has an engine of its own, at no particular speed.
 
 use std::{
     sync::{
@@ -23,8 +22,10 @@ use super::{
     super::{
         SimHost,
         arena::Piece,
-        engine::{Ring, Step, Trouble, UserEngine},
+        caller::UserMemory,
+        engine::{Ring, SharedRanges, Step, Trouble, UserEngine},
         host::Shared,
+        object::{Object, Store},
     },
     event::Events,
     gate::Gate,
@@ -32,7 +33,7 @@ use super::{
     process::{Device, KfdProcess},
     queue::{Properties, Queue},
 };
-use crate::abi::kfd::event_type;
+use crate::abi::{amdgpu::GemCreateIn, kfd::event_type};
 
 /// How far a queue is.
 #[derive(Debug, Default)]
@@ -110,19 +111,22 @@ pub(super) fn start(
     pid: u32,
     process: &mut KfdProcess,
     id: u32,
+    memory: Arc<dyn UserMemory>,
 ) -> nix::Result<()> {
     let KfdProcess { queues, devices, .. } = process;
     let queue = queues.get(id).filter(|queue| queue.properties.is_sdma());
     let Some(queue) = queue else { return Ok(()) };
     let device = &mut devices[queue.device];
     let vm = Arc::clone(&device.bound(Errno::ESRCH)?.vm);
+    let place = queue.device;
+    let ranges = RangesOf { host: Arc::downgrade(&host.shared), pid, place, memory };
     let runner = Runner {
         host: Arc::downgrade(&host.shared),
         pid,
         id,
         gate: Arc::clone(&queue.gate),
         cursor: Arc::clone(&queue.cursor),
-        engine: UserEngine::new(&host.shared.engines[device.gpu], &vm),
+        engine: UserEngine::new(&host.shared.engines[device.gpu], &vm, Box::new(ranges)),
         read_pointer: queue.properties.read_pointer,
         write_pointer: queue.properties.write_pointer,
         doorbells: doorbells(host, device)?,
@@ -141,6 +145,30 @@ pub(super) fn doorbells(host: &SimHost, device: &mut Device) -> nix::Result<Arc<
         None => device.doorbells.insert(Arc::new(host.shared.gtt.piece(DOORBELL_SLICE)?)),
     };
     Ok(Arc::clone(piece))
+}
+
+/// The SVM ranges of a process, for one of its devices.
+#[derive(Debug)]
+struct RangesOf {
+    host: Weak<Shared>,
+    pid: u32,
+    place: usize,
+    memory: Arc<dyn UserMemory>,
+}
+
+impl SharedRanges for RangesOf {
+    fn at(&self, va: u64) -> Option<(Arc<Object>, u64)> {
+        let host = SimHost { shared: self.host.upgrade()? };
+        let mut state = host.state();
+        let process = state.kfd.process(self.pid).ok()?;
+        let device = process.devices.get(self.place)?;
+        let (start, size) = process.ranges.for_gpu(device.user_id, va)?;
+        let (pid, memory) = (self.pid, Arc::clone(&self.memory));
+        let create = GemCreateIn { bo_size: size, ..GemCreateIn::default() };
+        let store = Store::User { memory, address: start, pid };
+        let object = Object { gpu: device.gpu, size, store, create, mmap_offset: 0 };
+        Some((Arc::new(object), va - start))
+    }
 }
 
 struct Runner {

@@ -113,6 +113,14 @@ impl Ranges {
         self.0.range(..end).next_back().is_some_and(|(&at, range)| at + range.size > start)
     }
 
+    /// The range of an address that a GPU, by its name in the process, may use: start and size.
+    pub(super) fn for_gpu(&self, gpu_id: u32, address: u64) -> Option<(u64, u64)> {
+        let (&start, range) = self.0.range(..=address).next_back()?;
+        let access = range.attributes.access.get(&gpu_id);
+        let usable = access.is_some_and(|&access| access != attribute::NO_ACCESS);
+        (usable && address - start < range.size).then_some((start, range.size))
+    }
+
     /// Whether every address belongs to a range.
     pub(super) fn covers(&self, start: u64, size: u64) -> bool {
         let (mut at, end) = (start, start.saturating_add(size));

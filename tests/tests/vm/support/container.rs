@@ -5,15 +5,19 @@
 //! no others, and a device cgroup that allows these alone; sysfs shows the host's.
 
 use std::{
+    ffi::OsStr,
     fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 use nix::sys::stat::{major, minor, stat};
 use serde_json::{Value, json};
-use vramstream_tests::real::{process::run, wait_for};
+use vramstream_tests::real::{
+    process::{Process, run, tail},
+    wait_for,
+};
 
 use super::{Case, Criu, PLUGIN, Result, criu::LONG};
 
@@ -42,13 +46,24 @@ impl Runtime {
         }
     }
 
-    fn command(self, criu: &Criu) -> Result<Command> {
-        let mut command = Command::new(self.program());
+    /// Runs it with these words for a container. What it says is the result `name`.said: it gives its
+    /// standard streams to the container, so they are nothing.
+    fn run(self, case: &Case, criu: &Criu, name: &str, words: &[&OsStr]) -> Result<()> {
         // They take the `criu` that is found first.
         let dir = criu.path().parent().ok_or("CRIU is in no directory")?;
         let path = std::env::var("PATH").unwrap_or_default();
+        let said = case.log(&format!("{name}.said"))?;
+        let mut command = Command::new(self.program());
         command.env("PATH", format!("{}:{path}", dir.display()));
-        Ok(command)
+        command.arg("--log").arg(&said).args(words);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let status = Process::start(name, &mut command)?.wait(LONG)?;
+        if status.success() {
+            return Ok(());
+        }
+        let criu = case.log(&format!("{name}.log"))?;
+        let (said, criu) = (tail(&said, "", 5), tail(&criu, "Error", 12));
+        Err(format!("{name}: {status}\n{said}\n{criu}").into())
     }
 }
 
@@ -152,9 +167,14 @@ impl Container {
         bundle: &Bundle,
     ) -> Result<Self> {
         let container = Self { runtime, criu: criu.clone(), name: name.to_owned() };
-        let mut command = runtime.command(criu)?;
-        command.args(["run", "--detach", "--bundle"]).arg(&bundle.dir).arg(name);
-        case.ok(&format!("{name}-run"), &mut command, LONG)?;
+        let words: [&OsStr; 5] = [
+            "run".as_ref(),
+            "--detach".as_ref(),
+            "--bundle".as_ref(),
+            bundle.dir.as_ref(),
+            name.as_ref(),
+        ];
+        runtime.run(case, criu, &format!("{name}-run"), &words)?;
         Ok(container)
     }
 
@@ -163,10 +183,15 @@ impl Container {
         let name = format!("{}-checkpoint", self.name);
         plugin_for_runtimes(case, &format!("{name}.log"))?;
         let work = case.dir("work")?;
-        let mut command = self.runtime.command(&self.criu)?;
-        command.arg("checkpoint").arg("--image-path").arg(images);
-        command.arg("--work-path").arg(work).arg(&self.name);
-        case.ok(&name, &mut command, LONG)?;
+        let words: [&OsStr; 6] = [
+            "checkpoint".as_ref(),
+            "--image-path".as_ref(),
+            images.as_ref(),
+            "--work-path".as_ref(),
+            work.as_ref(),
+            self.name.as_ref(),
+        ];
+        self.runtime.run(case, &self.criu, &name, &words)?;
         wait_for("the end of the container", LONG, || Ok(self.pid().is_err().then_some(())))
     }
 
@@ -182,10 +207,18 @@ impl Container {
         let container = Self { runtime, criu: criu.clone(), name: name.to_owned() };
         plugin_for_runtimes(case, &format!("{name}-restore.log"))?;
         let work = case.dir("work")?;
-        let mut command = runtime.command(criu)?;
-        command.args(["restore", "--detach", "--bundle"]).arg(&bundle.dir);
-        command.arg("--image-path").arg(images).arg("--work-path").arg(work).arg(name);
-        case.ok(&format!("{name}-restore"), &mut command, LONG)?;
+        let words: [&OsStr; 9] = [
+            "restore".as_ref(),
+            "--detach".as_ref(),
+            "--bundle".as_ref(),
+            bundle.dir.as_ref(),
+            "--image-path".as_ref(),
+            images.as_ref(),
+            "--work-path".as_ref(),
+            work.as_ref(),
+            name.as_ref(),
+        ];
+        runtime.run(case, criu, &format!("{name}-restore"), &words)?;
         Ok(container)
     }
 

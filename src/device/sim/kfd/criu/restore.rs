@@ -294,7 +294,8 @@ fn restore_queue(io: &Io<'_, '_>, data: &mut Private) -> nix::Result<()> {
     let mut queue = queue::new_queue(place, properties, found, Vec::new(), profile);
     queue.gws = record.gws != 0;
     let process = state.kfd.process(io.pid)?;
-    queue::restore(io.host, (io.pid, process), record.q_id, queue, (mqd, control_stack))
+    let memory = io.call.memory.promised_memory();
+    queue::restore(io.host, (io.pid, process), record.q_id, queue, (mqd, control_stack), memory)
 }
 
 fn restore_event(io: &Io<'_, '_>, data: &mut Private) -> nix::Result<()> {
