@@ -42,31 +42,33 @@ impl Guardian {
     /// The queues of the process that has opened this `/dev/kfd` are about to stop. Must be called by
     /// the thread that traces it, while there is no other.
     pub(super) fn watch(&mut self, cx: Context<'_>, kfd: BorrowedFd<'_>) {
-        if let Err(error) = self.try_watch(cx, kfd) {
-            self.0 = State::Missing;
+        let told = self.start(cx).and_then(|()| match &self.0 {
+            State::Runs(guardian) => Ok(send(guardian.socket(), &RECORD, &[kfd])?),
+            State::NotStarted | State::Missing => Ok(()),
+        });
+        if let Err(error) = told {
             let what = format!(
-                "nobody watches over this dump: if CRIU is killed before its end, queues of the processes stay stopped ({error})"
+                "nobody watches over a process: if CRIU is killed before the end of the dump, its queues stay stopped: {error}"
             );
             cx.say(Level::Warning, &what);
         }
     }
 
-    fn try_watch(&mut self, cx: Context<'_>, kfd: BorrowedFd<'_>) -> io::Result<()> {
-        if let State::NotStarted = self.0 {
-            let tasks = tracees::of_this_thread()?;
-            if tasks.is_empty() {
-                // It cannot be dumped then, which somebody else will say.
-                return Ok(());
-            }
-            let driver = cx.system.driver().clone();
-            let work = move |socket, criu| night::watch(&socket, criu, tasks, &*driver);
-            self.0 = match cx.host.beside(Box::new(work))? {
-                Some(guardian) => State::Runs(guardian),
-                None => State::Missing,
-            };
+    fn start(&mut self, cx: Context<'_>) -> io::Result<()> {
+        if !matches!(self.0, State::NotStarted) {
+            return Ok(());
         }
-        if let State::Runs(guardian) = &self.0 {
-            send(guardian.socket(), &RECORD, &[kfd])?;
+        let tasks = tracees::of_this_thread()?;
+        if tasks.is_empty() {
+            // They cannot be dumped then, which somebody else will say.
+            return Ok(());
+        }
+        // It is tried once: later there may be more threads.
+        self.0 = State::Missing;
+        let driver = cx.system.driver().clone();
+        let work = move |socket, criu| night::watch(&socket, criu, tasks, &*driver);
+        if let Some(guardian) = cx.host.beside(Box::new(work))? {
+            self.0 = State::Runs(guardian);
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead, BufReader},
     ops::Deref,
     path::{Path, PathBuf},
-    process::{ChildStdin, Command, ExitStatus, Stdio},
+    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -225,6 +225,25 @@ impl Criu {
 
     /// Dumps processes of a machine, which go on.
     pub fn dump(&self, machine: &SimulatedMachine, processes: &[&Process]) -> io::Result<Run> {
+        let command = self.dump_command(machine, processes)?;
+        self.run(command).map(|(run, _)| run)
+    }
+
+    /// Begins a dump, to do something meanwhile.
+    pub fn begin_dump(
+        &self,
+        machine: &SimulatedMachine,
+        processes: &[&Process],
+    ) -> io::Result<Child> {
+        let mut command = self.dump_command(machine, processes)?;
+        command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()
+    }
+
+    fn dump_command(
+        &self,
+        machine: &SimulatedMachine,
+        processes: &[&Process],
+    ) -> io::Result<Command> {
         let mut command = self.command(machine, "dump")?;
         for process in processes {
             let pid = process.pid;
@@ -234,7 +253,7 @@ impl Criu {
             command.args(process.user_memory.iter().map(|at| format!("--userptr={pid}:{at}")));
         }
         command.stdin(Stdio::null());
-        self.run(command).map(|(run, _)| run)
+        Ok(command)
     }
 
     /// Restores what was dumped.

@@ -9,6 +9,7 @@
 //! | [`moves`] | processes go from machine to machine and are what they were |
 //! | [`files`] | open files in every order and number |
 //! | [`failures`] | whatever fails is named, and the process goes on |
+//! | [`killed`] | CRIU is killed, and the process goes on |
 //! | [`images`] | damaged images are refused by name |
 //! | [`handed_over`] | a streamer that takes contents itself, and fails |
 //! | [`hostile`] | what somebody has put in the way |
@@ -23,6 +24,7 @@ mod files;
 mod handed_over;
 mod hostile;
 mod images;
+mod killed;
 mod memory;
 mod moves;
 mod nothing;

@@ -9,6 +9,7 @@ mod clients;
 mod containers;
 mod frameworks;
 mod gpus;
+mod killed;
 mod pair;
 mod plain;
 mod relay;

@@ -20,7 +20,7 @@ use nix::{
         ptrace,
         signal::{Signal, kill},
         stat::{fstat, makedev},
-        wait::waitpid,
+        wait::{WaitPidFlag, waitpid},
     },
     unistd::Pid,
 };
@@ -123,6 +123,10 @@ impl Dump {
         }
         let threads = fs::read_dir("/proc/self/task")?.count();
         say(&format!("threads {threads}"));
+        // Tasks are somebody else's children, and are let go by now.
+        let children = waitpid(None, Some(WaitPidFlag::WNOHANG | WaitPidFlag::__WALL));
+        let none = children == Err(Errno::ECHILD);
+        say(&format!("children {}", if none { "none" } else { "left" }));
         Ok(code(done.is_ok()))
     }
 
@@ -269,6 +273,9 @@ impl Dump {
             let pid = Pid::from_raw(pid);
             if self.kill && done {
                 kill(pid, Signal::SIGKILL)?;
+                if !self.no_trace {
+                    waitpid(pid, Some(WaitPidFlag::__WALL))?;
+                }
             } else if !self.no_trace {
                 let _ = ptrace::detach(pid, None);
             }
