@@ -80,6 +80,11 @@ pub(super) trait UserMemory: fmt::Debug + Send + Sync {
     /// EFAULT where not all of a range is mapped.
     fn check(&self, address: u64, len: u64) -> nix::Result<()>;
 
+    /// Whether whose memory it is ends: it goes before all that uses it has noticed.
+    fn is_going(&self) -> bool {
+        false
+    }
+
     /// Where an address of the caller is for us, if its memory is ours too.
     fn local(&self, address: u64) -> Option<*mut u8> {
         let _ = address;

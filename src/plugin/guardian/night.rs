@@ -33,7 +33,8 @@ pub(super) fn watch(socket: &OwnedFd, criu: OwnedFd, tasks: Vec<Pid>, driver: &d
         let ends = [(&criu, true), (socket, told)];
         let mut ends = ends
             .into_iter()
-            .filter_map(|(end, wanted)| wanted.then(|| PollFd::new(end.as_fd(), PollFlags::POLLIN)))
+            .filter(|(_, wanted)| *wanted)
+            .map(|(end, _)| PollFd::new(end.as_fd(), PollFlags::POLLIN))
             .collect::<Vec<_>>();
         match poll(&mut ends, PollTimeout::NONE) {
             Ok(_) | Err(Errno::EINTR) => {}

@@ -119,9 +119,11 @@ pub(super) fn start(
     let device = &mut devices[queue.device];
     let vm = Arc::clone(&device.bound(Errno::ESRCH)?.vm);
     let place = queue.device;
+    let owner = Arc::clone(&memory);
     let ranges = RangesOf { host: Arc::downgrade(&host.shared), pid, place, memory };
     let runner = Runner {
         host: Arc::downgrade(&host.shared),
+        owner,
         pid,
         id,
         gate: Arc::clone(&queue.gate),
@@ -173,6 +175,7 @@ impl SharedRanges for RangesOf {
 
 struct Runner {
     host: Weak<Shared>,
+    owner: Arc<dyn UserMemory>,
     pid: u32,
     id: u32,
     gate: Arc<Gate>,
@@ -312,6 +315,10 @@ impl Runner {
 
     /// The queue does not go on.
     fn fail(&self, trouble: &Trouble) {
+        // A process that ends takes its memory along, and its queues are next.
+        if self.owner.is_going() {
+            return;
+        }
         let Some(shared) = self.host.upgrade() else { return };
         let host = SimHost { shared };
         let state = &mut *host.state();

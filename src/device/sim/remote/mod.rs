@@ -166,6 +166,10 @@ impl CallerMemory for Arc<Remote> {
 }
 
 impl UserMemory for Remote {
+    fn is_going(&self) -> bool {
+        self.is_ending()
+    }
+
     unsafe fn read(&self, address: u64, to: *mut u8, len: usize) -> nix::Result<()> {
         self.transfer(address, len, |done, there| {
             let here = libc::iovec { iov_base: to.wrapping_add(done).cast(), ..there };
