@@ -61,8 +61,9 @@ pub struct EventInfo {
     pub signaled: bool,
 }
 
-/// A BO of a process.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A BO of a process. Two are equal when they are the same to the process: in which node's mmap space
+/// they are, and where there, is the machine's business.
+#[derive(Debug, Clone, Eq)]
 pub struct BoInfo {
     /// The process's name for its GPU.
     pub gpu_id: u32,
@@ -82,6 +83,14 @@ pub struct BoInfo {
     pub minor: u32,
     /// Where it is in the mmap space of that.
     pub offset: u64,
+}
+
+impl PartialEq for BoInfo {
+    fn eq(&self, other: &BoInfo) -> bool {
+        let BoInfo { gpu_id, handle, va, size, flags, user_address, mapped, .. } = self;
+        (gpu_id, handle, va, size) == (&other.gpu_id, &other.handle, &other.va, &other.size)
+            && (flags, user_address, mapped) == (&other.flags, &other.user_address, &other.mapped)
+    }
 }
 
 /// What tests ask.
