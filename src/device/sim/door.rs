@@ -17,8 +17,9 @@ use nix::{
 use super::{
     caller::{Call, CallerMemory, Credentials, Inode, Slot, UserMemory},
     dispatch,
-    host::{FileId, SimHost, inode, not_locked},
+    host::{FileId, SimHost, inode},
     interrupt::Interrupt,
+    locked::not_locked,
 };
 use crate::device::{DeviceFile, DeviceKind, DeviceMemory, Driver};
 

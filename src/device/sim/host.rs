@@ -4,13 +4,10 @@
 //! `Arc`s, and whoever waits for them waits on a condition of its own.
 
 use std::{
-    cell::{Cell, RefCell},
     collections::{BTreeMap, HashMap},
-    mem::ManuallyDrop,
-    ops::{Deref, DerefMut},
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, OnceLock, PoisonError, Weak,
         atomic::{AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -35,6 +32,7 @@ use super::{
     faults::{Fault, Faults, Planned},
     flight::InFlight,
     kfd::KfdState,
+    locked::Locked,
     log::{Complaint, Log},
     machine::{GpuSpec, Machine},
     object::{Object, Store, Used},
@@ -88,56 +86,6 @@ pub(super) struct State {
     /// Who traces whom.
     pub tracers: HashMap<u32, u32>,
     log: Arc<Log>,
-}
-
-thread_local! {
-    static LOCKED: Cell<bool> = const { Cell::new(false) };
-    static FOR_LATER: RefCell<Vec<Later>> = const { RefCell::new(Vec::new()) };
-}
-
-type Later = Box<dyn FnOnce()>;
-
-/// The state of a machine, locked.
-#[derive(Debug)]
-pub(super) struct Locked<'a>(ManuallyDrop<MutexGuard<'a, State>>);
-
-impl Deref for Locked<'_> {
-    type Target = State;
-
-    fn deref(&self) -> &State {
-        &self.0
-    }
-}
-
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut State {
-        &mut self.0
-    }
-}
-
-impl Drop for Locked<'_> {
-    fn drop(&mut self) {
-        // SAFETY: nobody uses it from here on.
-        unsafe { ManuallyDrop::drop(&mut self.0) };
-        LOCKED.set(false);
-        // What waits for engines, and these for the memory of callers: not under the lock.
-        FOR_LATER.take().into_iter().for_each(|later| later());
-    }
-}
-
-/// Does something now, or if this thread has locked the state, right after it has unlocked it.
-pub(super) fn once_unlocked(what: impl FnOnce() + 'static) {
-    if LOCKED.get() {
-        FOR_LATER.with_borrow_mut(|later| later.push(Box::new(what)));
-    } else {
-        what();
-    }
-}
-
-/// Looking at a caller's memory waits for the caller's own locks, and a caller that maps memory of
-/// ours holds these while it waits for the state: so nobody looks while the state is locked.
-pub(super) fn not_locked() {
-    debug_assert!(!LOCKED.get(), "a caller's memory is asked for under the lock");
 }
 
 /// What changes of a GPU.
@@ -268,9 +216,7 @@ impl SimHost {
 
     pub(super) fn state(&self) -> Locked<'_> {
         // A handler that panicked has failed its test already.
-        let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-        LOCKED.set(true);
-        Locked(ManuallyDrop::new(state))
+        Locked::new(self.shared.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// A new object in VRAM (ENOMEM where it is full) or GTT; `size` is whole pages.

@@ -48,6 +48,7 @@ mod host;
 mod interrupt;
 mod kfd;
 mod link;
+mod locked;
 mod log;
 mod machine;
 mod names;

@@ -1,4 +1,4 @@
-//! A framework in the middle of its training, moved from one host to the other.
+//! A training of PyTorch, moved in its middle from one host to the other.
 
 use vramstream_tests::real::training::{Framework, Program, Training, first_difference};
 
@@ -10,12 +10,13 @@ const BEFORE: usize = 100;
 
 /// The file of losses is what a training without an interruption writes, bit for bit, and so are the
 /// parameters at the end.
-fn the_loss_curve_continues_exactly(framework: Framework) -> Result<()> {
+#[test]
+fn the_loss_curve_of_pytorch_continues_exactly() -> Result<()> {
     let mut reference: Option<String> = None;
     if skipped() {
         return Ok(());
     }
-    let program = Program::of(framework)?;
+    let program = Program::of(Framework::Torch)?;
     with_each_criu(|criu| {
         let case = Case::new()?;
         let link = Link::new(10_000)?;
@@ -51,15 +52,4 @@ fn the_loss_curve_continues_exactly(framework: Framework) -> Result<()> {
             Some(difference) => Err(difference.into()),
         }
     })
-}
-
-#[test]
-fn the_loss_curve_of_pytorch_continues_exactly() -> Result<()> {
-    the_loss_curve_continues_exactly(Framework::Torch)
-}
-
-#[test]
-#[ignore = "of the long list: TensorFlow takes 1.2 GB"]
-fn the_loss_curve_of_tensorflow_continues_exactly() -> Result<()> {
-    the_loss_curve_continues_exactly(Framework::TensorFlow)
 }

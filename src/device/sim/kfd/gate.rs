@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use super::super::host::once_unlocked;
+use super::super::locked::once_unlocked;
 
 /// Holds up whoever plays the shaders of a queue while the queue does not run.
 #[derive(Debug, Default)]

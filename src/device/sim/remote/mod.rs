@@ -23,7 +23,8 @@ use nix::{
 use super::{
     caller::{CallerMemory, Credentials, Inode, UserMemory},
     door::check_mapped,
-    host::{FileId, FileKind, SimHost, not_locked},
+    host::{FileId, FileKind, SimHost},
+    locked::not_locked,
 };
 
 mod numbers;
