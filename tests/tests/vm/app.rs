@@ -3,7 +3,8 @@
 use vramstream_tests::machine::MachineSpec;
 
 use crate::support::{
-    App, Case, Criu, Machine, Result, app::Facts, case, criu::Options, each_criu, way::Way,
+    App, Case, Criu, Machine, Result, Snapshot, app::Facts, case, criu::Options, each_criu,
+    way::Way,
 };
 
 /// Small buffers: what is emulated is slow.
@@ -102,12 +103,14 @@ fn its_vram_goes_from_gpu_to_gpu_through_the_streamer() -> Result<()> {
 #[test]
 fn it_goes_on_after_a_dump_that_leaves_it_running() -> Result<()> {
     each_criu(&case!()?, |case, criu| {
-        let leave = Options::default().with(&["--leave-running"]);
+        let files = Snapshot::of(case, &case.dir("app")?)?;
+        let leave = files.options(&Options::default().with(&["--leave-running"]));
         let mut journey = Journey::begin(case, &MachineSpec::gpus(1), &SMALL)?;
         let image = Way::Directory.dump(case, criu, journey.app.pid(), &leave)?;
         is_itself(&journey.app, &journey.machine, &journey.had)?;
         // What was dumped is whole, whatever the process did since.
         journey.app.clear()?;
+        files.bring_back()?;
         image.restore(case, criu, &Options::default())?;
         journey.app.set_restored();
         is_itself(&journey.app, &journey.machine, &journey.had)?;

@@ -13,7 +13,7 @@ use vramstream_tests::real::{
     workload::{Kind, Workload},
 };
 
-use crate::support::{BIN, Case, Criu, Result, case, criu::Options, each_criu};
+use crate::support::{BIN, Case, Criu, Result, Snapshot, case, criu::Options, each_criu};
 
 /// For what takes no time, on a slow machine.
 pub(crate) const SHORT: Duration = Duration::from_secs(120);
@@ -76,13 +76,15 @@ fn a_process_goes_through_the_streamer_and_its_original_goes_on() -> Result<()> 
         let stream = File::create(&archive)?;
         let mut capture = Start::new(&here, &["capture"]).stdout(stream).start()?;
         capture.ready(SHORT)?;
-        let leave = options.clone().with(&["--leave-running"]);
+        let files = Snapshot::of(case, &case.dir("status")?)?;
+        let leave = files.options(&options.clone().with(&["--leave-running"]));
         criu.dump(case, "dump", workload.target(), &here, &leave)?;
         capture.succeeds(SHORT)?;
         workload.goes_on()?;
         // The restored one wants its number.
         kill_pid(workload.target())?;
         workload.gone()?;
+        files.bring_back()?;
         let stream = File::open(&archive)?;
         let mut serve = Start::new(&there, &["serve"]).stdin(stream).start()?;
         serve.ready(SHORT)?;

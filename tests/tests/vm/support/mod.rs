@@ -7,6 +7,7 @@
 //! | [`container`] | containers of `runc` and `crun`, their checkpoints and restores |
 //! | [`criu`] | the CRIU versions, and their dumps and restores with the plugin |
 //! | [`machine`] | the simulated host behind the kernel's device files |
+//! | [`snapshot`] | the files of a process as they were at its dump |
 //! | [`way`] | the ways that an image goes |
 //! | [`peer`] | the other one of two machines |
 
@@ -16,6 +17,7 @@ pub(crate) mod container;
 pub(crate) mod criu;
 pub(crate) mod machine;
 pub(crate) mod peer;
+pub(crate) mod snapshot;
 pub(crate) mod way;
 
 pub(crate) use app::App;
@@ -23,6 +25,7 @@ pub(crate) use case::{Case, case};
 pub(crate) use criu::{Criu, each_criu};
 pub(crate) use machine::Machine;
 pub(crate) use peer::Peer;
+pub(crate) use snapshot::Snapshot;
 
 pub(crate) use vramstream_tests::real::Result;
 
